@@ -5,9 +5,12 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from fedmpi.comm.link import Link, Reduce
+from fedmpi.comm.link import Link, Reduce, Slices
+from fedmpi.errors import UserError
+from fedmpi.registry import command_name
 from fedmpi.settings import check
 
 
@@ -41,23 +44,29 @@ class Moment:
         round_index: from 0; -1 in the start. number: of the exchange within the round, from 0.
         rows: names of the rows that are averaged. region: their place in the vectors of the `Layout`, with the float
             buffers if these are averaged too.
+        serial: number of the exchange among all of this process's federation, from 0. A round that is repeated, or is
+            made again after a checkpoint, has other numbers: nonces come from it, and what was given away is counted.
     """
 
     round_index: int
     number: int
     rows: tuple[str, ...]
     region: slice
+    serial: int = 0
 
 
 class Part(abc.ABC):  # noqa: B024  its subclasses have abstract methods
     """What aggregations and stages have in common: state that outlives a checkpoint, and facts for the user."""
 
     def state(self) -> dict[str, Any]:
-        """What goes on after a checkpoint, the same on every rank: name -> tensor of any shape, number or list."""
+        """What goes on after a checkpoint, the same on every rank: name -> value.
+
+        Values are tensors, numpy arrays, numbers, texts, None, and lists, tuples, sets and dicts of them.
+        """
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:  # noqa: B027  most have no state
-        """Take what `state` gave, after `open`; tensors are to be copied."""
+        """Take what `state` gave, after `open`; its tensors are the part's own."""
 
     def client_state(self, client: int) -> dict[str, Any]:
         """The same for one client of this rank, which may be on another rank when the run goes on."""
@@ -99,6 +108,8 @@ class Aggregation(Part):
         block: [numel] the memory in which the only client of a rank works, and where the averages are then.
         moment: the current `Moment`. weights: number -> weight of the clients that take part, on all ranks.
         kept: number -> what `add` has taken, of this rank's clients.
+        start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region and of the
+            buffers, 0 for differences.
     """
 
     # False: the rows of a client are in memory that no other process of the node can read.
@@ -107,6 +118,10 @@ class Aggregation(Part):
     is_reproducible: ClassVar[bool] = False
     # Whether averages of finite rows are finite; otherwise the federation looks for values that are not.
     keeps_finite: ClassVar[bool] = False
+    # Whether it reads `start`.
+    needs_start: ClassVar[bool] = False
+    # How many clients have to take part in every exchange.
+    least_clients: ClassVar[int] = 1
     # Whether `out` may be shorter than what was added: float buffers that no client has changed stand last and are left
     # out. Such a class defines `reorder_end`.
     leaves_out_constants: ClassVar[bool] = False
@@ -117,7 +132,10 @@ class Aggregation(Part):
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         """Get the memory. Collective on the link; called once, before the first exchange."""
         self.link, self.layout, self.clients = link, layout, list(clients)
+        ends = link.allgather([len(self.clients)])[:, 0].astype(int).cumsum()
+        self._of_all_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
         self.block = self.allocate(layout.numel)
+        self.start = self.block[:0]
 
     def allocate(self, numel: int) -> torch.Tensor:
         """[numel] zeros where the link sums fastest, or, without `exposes_rows`, of this process alone. Collective."""
@@ -127,7 +145,16 @@ class Aggregation(Part):
         return torch.zeros(numel, dtype=layout.dtype, device=layout.device)
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
-        """Prepare an exchange. The same on every rank; not collective."""
+        """Prepare an exchange. The same on every rank; not collective.
+
+        Raises:
+            UserError: if fewer than `least_clients` take part.
+        """
+        if len(weights) < self.least_clients:
+            raise UserError(
+                f"aggregation {command_name(type(self))} needs at least {self.least_clients} clients that take part, "
+                f"not {len(weights)}: expected more participants, or another aggregation"
+            )
         self.moment, self.weights = moment, dict(weights)
         self.kept: dict[int, torch.Tensor] = {}
 
@@ -167,11 +194,15 @@ class Aggregation(Part):
         Where one client works alone (CE-LSGD draws one), its rows are taken as they are.
 
         Args:
-            reduce: see `Link.exchange_slices`; it gets the slices in the order of the ranks and of their clients.
+            reduce: see `Link.exchange_slices`; its `Slices` are in the order of the ranks and of their clients, whose
+                numbers they have, too.
             out: see `average`.
         """
+        of_present = (self._of_all_ranks[rank] for rank in self.link.members)
+        clients = [client for of_rank in of_present for client in sorted(of_rank) if client in self.weights]
 
-        def of_several(slices: list[torch.Tensor]) -> torch.Tensor:
+        def of_several(slices: Slices) -> torch.Tensor:
+            slices.clients = clients
             return reduce(slices) if len(slices) > 1 else slices[0]
 
         self.link.exchange_slices(self.vectors(), of_several, out)

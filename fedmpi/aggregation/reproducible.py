@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterable
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from fedmpi.aggregation.base import Aggregation, Layout, Moment
@@ -26,14 +25,11 @@ class Reproducible(Aggregation):
     keeps_finite: ClassVar[bool] = True
 
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
-        clients = list(clients)
-        ends = link.allgather([len(clients)])[:, 0].astype(int).cumsum()
-        of_ranks = np.split(link.allgatherv(clients).astype(int), ends[:-1])
-        self._placement = Placement([of_rank.tolist() for of_rank in of_ranks])
         super().open(link, layout, clients)
 
     def allocate(self, numel: int) -> torch.Tensor:
         """The first partial sum."""
+        self._placement = Placement(self._of_all_ranks)
         stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
         everything = super().allocate(self._placement.num_slots * stride)
         self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]

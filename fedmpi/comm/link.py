@@ -13,7 +13,22 @@ import torch
 from fedmpi.comm.summation_order import Partials
 from fedmpi.machine.cores import count_at_a_time, usable_cores
 
-Reduce = Callable[[list[torch.Tensor]], torch.Tensor]  # see `Link.exchange_slices`
+
+class Slices(list[torch.Tensor]):
+    """A slice of every vector, all of the same place.
+
+    Attributes:
+        place: where they lie in the vectors. clients: whose vectors these are, if an aggregation reduces them.
+    """
+
+    clients: Sequence[int] = ()
+
+    def __init__(self, vectors: Iterable[torch.Tensor], place: slice) -> None:
+        super().__init__(vectors)
+        self.place = place
+
+
+Reduce = Callable[[Slices], torch.Tensor]  # see `Link.exchange_slices`
 
 
 @dataclasses.dataclass
@@ -124,8 +139,9 @@ class Link(abc.ABC):
 
         Args:
             vectors: list of [n], contiguous, of one type on all ranks; a rank may have none or several.
-            reduce: function of a list of [m], m > 0, all vectors' slices in the order of the ranks, one or more -> [m].
-                It is called any number of times, with different slices, and must not change them.
+            reduce: function of `Slices`, [m] each, m > 0, of all vectors in the order of the ranks, one or more -> [m].
+                It is called any number of times, for different places that are all of [n] once, and must not change
+                the slices.
             out: [n], of the same type on every rank; it may be one of the vectors.
         """
 
@@ -228,7 +244,7 @@ class SoloLink(Link):
     def exchange_slices(self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor) -> None:
         self.traffic.add(out.nbytes)
         if out.numel():
-            out.copy_(reduce(vectors))
+            out.copy_(reduce(Slices(vectors, slice(0, out.numel()))))
 
     def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
         self.traffic.add(vector.nbytes)

@@ -14,7 +14,7 @@ from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
-from fedmpi.comm.link import Link, RanksLost, Traffic, combine_alone, describe_clients, divide
+from fedmpi.comm.link import Link, RanksLost, Slices, Traffic, combine_alone, describe_clients, divide
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.slices import add_integers, allgather_vectors, exchange_slices
 from fedmpi.comm.topology import LARGEST_CALL, Topology
@@ -163,7 +163,7 @@ class MPILink(Link):
         if out.numel() == 0:
             return
         if self.size == 1:
-            out.copy_(reduce(vectors))
+            out.copy_(reduce(Slices(vectors, slice(0, out.numel()))))
         elif everyone[:, 1].all():
             self._attempt(lambda: transport.exchange_slices(everyone[:, 0] > 0, reduce, out))
         else:

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import torch
 
+from fedmpi.comm.link import Slices
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.window import slices
 
@@ -29,6 +30,8 @@ def exchange_slices(ranks, vectors, reduce, out):
             vector = vectors[k][piece] if k < len(vectors) else out[:0]
             layers.append(send_slices(ranks, names, vector, counts))
         own_slices = [layers[k][rank] for rank, number in enumerate(held) for k in range(number)]
+        own_part = parts[ranks.rank]
+        own_slices = Slices(own_slices, slice(begin + own_part.start, begin + own_part.stop))
         total = reduce(own_slices).to(out.dtype).contiguous() if counts[0][ranks.rank] else out[:0]
         ranks.wait(ranks.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), counts]))
 

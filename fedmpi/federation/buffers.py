@@ -2,6 +2,7 @@
 
 import torch
 
+BUFFERS = "float buffers"  # their name among the rows that a client sends
 BITS = 48  # of flags in a float64 of the message about losses
 LARGE = 1e30  # from here on, the sum of some ranks' weighted values may be infinite in float32
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> what compares its bits
@@ -100,6 +101,22 @@ class SentBuffers:
             if not torch.equal(bits[run], agreed[run]):
                 places = {k: self.parts[k].place(size) for k in members}
                 self._changed |= {k for k, place in places.items() if not torch.equal(bits[place], agreed[place])}
+
+    def wide_names(self):
+        """Names of the buffers that are sent, and summed in float64."""
+        return [self.parts[k].name for k in sorted(self.sent) if self._is_wide[k]]
+
+    def put(self, values, tail):
+        """Copy buffers into the end of some rows, but for those that are summed in float64."""
+        for part, is_wide, place in self._all_runs:
+            if not is_wide:
+                tail[place].copy_(part.of(values))
+
+    def put_constants(self, tail, is_zero=False):
+        """Let buffers that no client has changed, as far as this rank knows, be as agreed, or 0, in the end of rows."""
+        for k in self.others:
+            if not (self._is_wide[k] or k in self._changed):
+                tail[self._places[k]] = 0 if is_zero else self.parts[k].of(self.agreed)
 
     def unpack(self, tails, values):
         """Copy the averages of the buffers that are sent to where the model has them."""

@@ -10,6 +10,7 @@ import torch
 
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.errors import Diverged, UserError
+from fedmpi.federation.buffers import BUFFERS
 
 # Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
 # error to report.
@@ -40,27 +41,32 @@ class Losses:
         self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of = {}  # number of a client -> its losses, 0-d tensors
 
-    def check_rows(self, client, block, names, buffers=None, stage=0):
+    def check_rows(self, client, block, names, buffers=None):
         """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
 
         Args:
             block: the client's rows that are exchanged now, contiguous. names: of these rows.
             buffers: position -> values of float buffers; those that have been sent before are in the block, too.
-            stage: number of the stage that the rows have passed last, from 1; 0: none yet.
         """
         rows = dict(enumerate(client.rows[name] for name in names))
         rows |= {len(names) + position: values for position, values in (buffers or {}).items() if values.numel()}
+        self._check(client, block, rows)
+
+    def check_stage(self, client, block, rows, number):
+        """The same after stage `number`, from 1, for rows of all names: name -> values."""
+        self._check(client, block, {number * AFTER + place: row for place, row in enumerate(rows.values())})
+
+    def _check(self, client, block, rows):
         if self._on_gpu and rows:
             ends = [end.double() for row in rows.values() for end in row.aminmax()]  # nan if any value is
-            check = torch.stack(ends), [stage * AFTER + row for row in rows]
-            self._rows_of.setdefault(client.index, []).append(check)
+            self._rows_of.setdefault(client.index, []).append((torch.stack(ends), list(rows)))
             return
         # One pass over the memory; finite values may have an infinite sum.
         in_block = sum(row.numel() for row in rows.values()) == block.numel()
         if not in_block or not block.sum().isfinite():
             bad = next((n for n, row in rows.items() if not row.isfinite().all()), None)
             if bad is not None:
-                self._rows_of.setdefault(client.index, stage * AFTER + bad)
+                self._rows_of.setdefault(client.index, bad)
 
     def add(self, client):
         """Take the losses that a client's oracle has collected."""
@@ -133,7 +139,8 @@ class RoundReport:
             stage, row = divmod(row, AFTER) if row >= 0 else (0, row)
             if stage:
                 name, of = stages[stage - 1], f"client {client} on rank {rank}"
-                raise Diverged(f"{when}: stage {name} made values of row {names[row]} of {of} that are not finite")
+                what = f"row {names[row]}" if row < len(names) else BUFFERS
+                raise Diverged(f"{when}: stage {name} made values of {what} of {of} that are not finite")
             if row >= 0:
                 sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
                 problem = f"{sent} of client {client} on rank {rank} has values that are not finite"

@@ -35,7 +35,10 @@ def flatten(value, name):
 
 
 def unflatten(flat, name, device=None):
-    """The value that `flatten` took apart; its tensors are copied to a device, None: to the kind where they were."""
+    """The value that `flatten` took apart; its tensors are copied to a device, None: to the kind where they were.
+
+    A kind that this machine lacks is the CPU.
+    """
     if f"{name}/nested" not in flat:
         return _unflatten_former(flat, name, device)
     return build(json.loads(bytes(flat[f"{name}/nested"].tolist())), Tensors(flat, name, device))
@@ -157,7 +160,7 @@ class Tensors:
         number = described["tensor"]
         if number not in self._made:
             value = self._flat[f"{self._name}/{number}"]
-            device = self._device or described.get("device", "cpu")
+            device = self._device or _available(described.get("device", "cpu"))
             if "stride" in described:
                 value = torch.empty_strided(value.shape, described["stride"], dtype=value.dtype).copy_(value)
             value = value.to(device, copy=True)
@@ -167,6 +170,11 @@ class Tensors:
 
     def bits(self, number):
         return bytearray(self._flat[f"{self._name}/{number}"].numpy().tobytes())
+
+
+def _available(kind):
+    """A kind of device; the CPU if this machine has none of it."""
+    return kind if kind == "cpu" or torch.get_device_module(kind).is_available() else "cpu"
 
 
 def build(described, tensors):

@@ -4,11 +4,13 @@ import dataclasses
 
 from fedmpi.aggregation.base import Aggregation, Layout
 from fedmpi.aggregation.sending import Sending
+from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
 from fedmpi.oracles.flat_module import BufferPart
+from fedmpi.registry import command_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,7 @@ def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=Fal
     """
     check_rows(algorithm)
     sending, x = sending or Sending(), variables.x
+    _check_alone(algorithm, sending.aggregation)
     sent = _sent_buffers(variables, in_order=not sending.aggregation.leaves_out_constants)
     segments = variables.segments or [slice(0, x.numel())]
     numel = len(algorithm.exchanged) * x.numel() + sent.sizes[0]
@@ -56,10 +59,20 @@ def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=Fal
         client.oracle = make_oracle(client)
         clients.append(client)
     server.x.copy_(x)
-    if any(stage.needs_start for stage in stages.values()):
-        store.keep_start()
+    if any(part.needs_start for part in (aggregation, *stages.values())):
+        store.need_start()
     private = PrivateParts(store, variables, clients)
     return Parts(aggregation, stages, store, server, Server(own, *of_problem), clients, private)
+
+
+def _check_alone(algorithm, aggregation):
+    """Raise UserError if one client's rows would become the server's, and the aggregation hides or compares rows."""
+    needs_several = aggregation.least_clients > 1 or not aggregation.exposes_rows
+    if needs_several and any(exchange.alone for exchange in algorithm.exchanges()):
+        raise UserError(
+            f"algorithm {command_name(type(algorithm))} lets one client work alone in a part of each round, and "
+            f"aggregation {command_name(type(aggregation))} needs several: expected another algorithm or aggregation"
+        )
 
 
 def _sent_buffers(variables, in_order):

@@ -7,11 +7,11 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.errors import UserError
+from fedmpi.federation.buffers import BUFFERS
 from fedmpi.federation.client import Server
 from fedmpi.settings import nearest
 
 PRIVATE = "private"  # the entry of `Client.kept` with a client's private values: name of a row, or BUFFERS -> tensor
-BUFFERS = "float buffers"
 BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers
 
 
@@ -88,9 +88,7 @@ class PrivateParts:
             values[BUFFERS].copy_(client.buffers[self._buffers_at])
         for name in averaged:
             values[name].copy_(client.rows[name][self._at])
-        for name, row in self._rows(client).items():
-            row[self._at] = self._start if name == "x" else 0.0
-        client.buffers[self._buffers_at] = self._buffers_start
+        self.clear(self._rows(client), client.buffers)
 
     def compute(self, then, clients):
         """Do for clients' private coordinates what the server does (`then(server)` or nothing); then `clean`."""
@@ -104,10 +102,14 @@ class PrivateParts:
 
     def clean(self):
         """Give the private coordinates of the server's rows values that are the same on all ranks."""
+        self.clear({**self._store.averaged_rows(), **self._store.server_rows()}, self._store.buffers)
+
+    def clear(self, rows, buffers):
+        """Give the private coordinates of some rows, name -> row, and buffers values that are the same on all ranks."""
         if self:
-            for name, row in {**self._store.averaged_rows(), **self._store.server_rows()}.items():
+            for name, row in rows.items():
                 row[self._at] = self._start if name == "x" else 0.0
-            self._store.buffers[self._buffers_at] = self._buffers_start
+            buffers[self._buffers_at] = self._buffers_start
 
     def model(self, client, x, buffers):
         """(x, buffers) of a client's own model: copies of the shared ones with its private values."""

@@ -7,15 +7,19 @@ link over which it sums.
 import math
 import time
 
+import torch
+
 from fedmpi.aggregation.base import Moment
 from fedmpi.aggregation.stages.base import apply_stage
+from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import RanksLost
 from fedmpi.errors import Diverged, UserError
+from fedmpi.federation.buffers import BUFFERS
 from fedmpi.federation.client import named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports, when_in
 from fedmpi.federation.parts import assemble
 from fedmpi.federation.start import make_initial_estimates
-from fedmpi.federation.state import go_back, kept_state, restore_state, state_of
+from fedmpi.federation.state import check_parts, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate
 from fedmpi.federation.work_clock import WorkClock
 from fedmpi.registry import command_name
@@ -85,6 +89,10 @@ class Federation:
         self.selected = None
         self.requests, self._request = 0, int
         self._exchange, self._moment, self._losses = None, None, None  # of the current exchange
+        self._serial = -1  # of the current exchange, see `Moment`
+        self._places = ()  # of the current round's exchanges among all of the algorithm
+        self._is_start_kept = False  # for the next round, by `keep_start`
+        check_parts(self)
 
     def start(self):
         """Before round 0: the initial estimates, averaged if the algorithm exchanges any."""
@@ -124,9 +132,17 @@ class Federation:
         """
         self.enter_round(lambda lost: self.plan.round(self.round_index, lost))
         self.requests, self._request = 0, request
-        return [
-            exchange for exchange in self.algorithm.exchanges() if exchange.due is None or exchange.due(self.server)
-        ]
+        exchanges = self.algorithm.exchanges()
+        self._places = [n for n, each in enumerate(exchanges) if each.due is None or each.due(self.server)]
+        return [exchanges[place] for place in self._places]
+
+    def change_algorithm(self, algorithm):
+        """Go on with other settings of the algorithm, also within a round; returns this round's exchanges, as above."""
+        self.algorithm, exchanges = algorithm, algorithm.exchanges()
+        due = [exchanges[place] for place in self._places]
+        if self._moment is not None and self._moment.round_index == self.round_index:
+            self._exchange = due[self._moment.number]
+        return due
 
     def end_round(self, losses):
         """End a round with [(`Exchange`, its loss)], and return the round's loss: see `run_round`."""
@@ -149,9 +165,17 @@ class Federation:
         current, store = self.server.round, self.store
         weights = self.plan.weights_in(current, exchange.alone)
         self.link.enter(f"the local steps of {current}")
+        if number == 0 and store.kept_start and not self._is_start_kept:
+            self.keep_start()
+        self._is_start_kept = False
         store.begin_exchange(exchange.rows, number == 0)
-        self._exchange, self._moment = exchange, Moment(current.index, number, exchange.rows, store.region)
-        self.aggregation.begin(self._moment, weights)
+        self._exchange, self._serial = exchange, self._serial + 1
+        self._moment = Moment(current.index, number, exchange.rows, store.region, self._serial)
+        self._give_start()
+        try:
+            self.aggregation.begin(self._moment, weights)
+        except UserError as error:  # on every rank
+            raise agreed_error(self.link, f"{current}: {error}" if self.link.rank == 0 else None) from None
         self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
         return [client for client in self.clients if client.index in weights]
 
@@ -205,12 +229,20 @@ class Federation:
             self._losses.add_if_none(client)  # other passes than those of the local steps
         self.private.take(client)
         self._losses.check_rows(client, store.turn(), exchange.rows, store.checked_buffers())
-        weight, kinds = self.aggregation.weights[client.index], self.algorithm.kinds
-        for number, (name, stage) in enumerate(self.stages.items(), 1):
-            apply_stage(name, stage, client, weight, self._moment, kinds, store.start_rows)
-            self._losses.check_rows(client, store.rows_of_turn(), exchange.rows, stage=number)
+        if self.stages:
+            self._pass_stages(client)
         self._tell_sent(client)
         store.end_turn(self.clients.index(client), client.index)
+
+    def _pass_stages(self, client):
+        """Let what a client sends pass the stages."""
+        weight, rows = self.aggregation.weights[client.index], self.store.begin_stages()
+        names = [name for name in rows if name in (*self._exchange.rows, BUFFERS)]
+        sent = {name: rows[name] for name in names}
+        for number, (name, stage) in enumerate(self.stages.items(), 1):
+            apply_stage(name, stage, client, weight, self._moment, self.algorithm.kinds, sent, self.store.start_rows)
+            self._losses.check_stage(client, self.store.turn(), sent, number)
+        self.store.end_stages()
 
     def _tell_sent(self, client):
         """Let the algorithm take note of what a client sends, with the private coordinates, which it does not send."""
@@ -234,7 +266,7 @@ class Federation:
         self.num_gradients += report.num_gradients
         self.requests |= report.requests
         report.check_finite(self.server.round_index, self._exchange.rows, self.store.sent.parts, list(self.stages))
-        self.store.send(report.flags)
+        self._send_buffers(report.flags)
         self.link.enter(f"the sum of {self.server.round}")
         self.store.average()
         self._check_lost()
@@ -242,6 +274,53 @@ class Federation:
         self.seconds["communication"] += time.perf_counter() - began
         self.use_averages(self._exchange.then, self.aggregation.weights)
         return report.mean
+
+    def _send_buffers(self, flags):
+        """From now on, send the buffers that a client of any rank has changed, too.
+
+        Raises:
+            UserError: on every rank, if one of them is summed apart from the rows, which its part must see.
+        """
+        self.store.send(flags)
+        parts = [*self.stages.values(), *([] if self.aggregation.exposes_rows else [self.aggregation])]
+        if parts and (names := self.store.sent.wide_names()):
+            raise UserError(
+                f"buffer '{names[0]}' has float64 values, or very large ones, in a model of another type, and changes: "
+                f"{command_name(type(parts[0]))} would not see it; expected a buffer of the model's type"
+            )
+        if any(flags):
+            self._give_start()  # the buffers have other places
+
+    def keep_start(self):
+        """What the server has now is what the next round begins with; for loops that work in its rows before it does.
+
+        Only if the aggregation or a stage needs it.
+        """
+        if self.store.kept_start:
+            self.store.keep_start()
+            self.private.clear(*self.store.kept_start)
+            self._is_start_kept = True
+
+    def restore_start(self, rows, buffers):
+        """The same, with copies of what `RowStore.kept_start` gave."""
+        own_rows, own_buffers = self.store.kept_start
+        for name, row in rows.items():
+            own_rows[name].copy_(row)
+        own_buffers.copy_(buffers)
+        self._is_start_kept = True
+
+    def _give_start(self):
+        """Give the aggregation what the round began with, if it needs that."""
+        if self.aggregation.needs_start:
+            rows = self.store.start_rows()
+            for name in (name for name, kind in self.algorithm.kinds.items() if kind == "difference"):
+                rows[name].zero_()
+            self.aggregation.start = torch.cat([*rows.values()])[self._moment.region]
+
+    def facts(self):
+        """What the aggregation and the stages say about themselves: name, like "aggregation_epsilon" -> number."""
+        parts = {"aggregation": self.aggregation, **self.stages}
+        return {f"{name}_{key}": float(value) for name, part in parts.items() for key, value in part.facts().items()}
 
     def use_averages(self, then, participants):
         """Do what follows an average, `then(server)` or nothing, also for the private parts of participants."""

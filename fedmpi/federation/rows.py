@@ -9,7 +9,7 @@ from fedmpi.aggregation.mean import Mean
 from fedmpi.algorithms.base import KINDS, Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import UserError
-from fedmpi.federation.buffers import SentBuffers
+from fedmpi.federation.buffers import BUFFERS, SentBuffers
 
 
 class RowStore:
@@ -67,10 +67,10 @@ class RowStore:
         self.work_buffers = torch.zeros_like(self.buffers) if self._shared else self.buffers
         self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
-        self._is_start_kept = False  # by `keep_start_now`, for the next round
-        self._start = None  # the block as a round began with it, if `keep_start` asked for it and it would be lost
+        self._start, self._start_buffers = None, None  # the block and the buffers as a round began with them
         self.region, self._begins_round = slice(0, 0), True
         self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
+        self._kept = []  # what `new_rows` has made
 
     def server_rows(self):
         """Name -> [dim] of the rows that only the server has, the same on every rank."""
@@ -99,9 +99,6 @@ class RowStore:
         self._begins_round = first_in_round
         if self.wide.numel():
             self.wide.zero_()
-        if self._start is not None and first_in_round and not self._is_start_kept:
-            self._start.copy_(self.block)
-        self._is_start_kept = False
 
     def begin_turn(self, position):
         """Hand the working rows to the rank's client number `position`."""
@@ -122,9 +119,20 @@ class RowStore:
         """The contiguous part of the working rows that the client whose turn it is sends, so far."""
         return self._work[self._region_sent()]
 
-    def rows_of_turn(self):
-        """The same without buffers."""
-        return self._work[self.region.start : min(self.region.stop, len(self._exchanged) * self.dim)]
+    def begin_stages(self):
+        """Name -> what stages see of the working rows: exchanged rows, and the float buffers as one more of them.
+
+        Buffers that no client has changed are 0 in it: a mask may have infinite values.
+        """
+        if not self._has_buffers:
+            return self._named_block(self._work)
+        self.sent.put_constants(self._behind_rows(self._work), is_zero=True)
+        return self._with_buffers(self._work)
+
+    def end_stages(self):
+        """After the stages, the buffers that no client has changed are as they were."""
+        if self._has_buffers:
+            self.sent.put_constants(self._behind_rows(self._work))
 
     def checked_buffers(self):
         """Position -> values of the client's float buffers that have to be finite; it packs what is sent of them."""
@@ -137,8 +145,11 @@ class RowStore:
         """Send the buffers that a client of any rank has changed, too; see `SentBuffers.send`."""
         orders = self.sent.send(flags) if flags else None
         if orders is not None:
-            self.aggregation.reorder_end(orders[0].to(self.block.device))
-            self.wide = self.wide[orders[1].to(self.block.device)]
+            narrow, wide = (order.to(self.block.device) for order in orders)
+            self.aggregation.reorder_end(narrow)
+            self.wide = self.wide[wide]
+            for rows in self._kept:
+                rows[BUFFERS].copy_(rows[BUFFERS][narrow])
 
     def _region_sent(self):
         """The region without the buffers that are left out."""
@@ -181,24 +192,36 @@ class RowStore:
             aggregation.link.average(wide, sum(aggregation.weights.values()), wide)
         self.sent.unpack((self._behind_rows(self.block), self.wide), self.buffers)
 
-    def keep_start(self):
-        """From now on, keep the rows that a round begins with; see `start_rows`."""
-        if not self._shared:  # with several clients the averages stay untouched while clients work
-            self._start = torch.zeros_like(self.block)
+    def need_start(self):
+        """From now on, there is memory for what a round begins with."""
+        self._start, self._start_buffers = torch.zeros_like(self.block), self.buffers.clone()
 
-    def keep_start_now(self):
-        """The rows are those that the next round begins with: a loop of the user's works in them before it says so."""
-        if self._start is not None:
-            self._start.copy_(self.block)
-            self._is_start_kept = True
+    @property
+    def kept_start(self):
+        """({name: row}, float buffers) that the current round began with, once `keep_start` was called; or None."""
+        return None if self._start is None else (self._named_block(self._start), self._start_buffers)
+
+    def keep_start(self):
+        """The rows and buffers are now those that a round begins with."""
+        self._start.copy_(self.block)
+        self._start_buffers.copy_(self.buffers)
+
+    def start(self):
+        """[block] what the round began with, the buffers as in what clients send; 0 for those that none has changed."""
+        behind = self._behind_rows(self._start)
+        self.sent.put(self._start_buffers, behind)
+        self.sent.put_constants(behind, is_zero=True)
+        return self._start
 
     def start_rows(self):
-        """Name -> [dim] of the exchanged rows as the current round began with them, a copy; needs `keep_start`."""
-        return self._named_block(self.block.clone() if self._start is None else self._start)
+        """Name -> [dim] of the same for the exchanged rows and the float buffers, as a copy."""
+        return self._with_buffers(self.start().clone())
 
     def new_rows(self):
-        """Name -> [dim] zeros for each exchanged row, in memory of their own."""
-        return self._named_block(torch.zeros_like(self.block))
+        """Name -> zeros for each exchanged row and the float buffers, in memory of their own; buffers stay in order."""
+        rows = self._with_buffers(torch.zeros_like(self.block))
+        self._kept += [rows] * (BUFFERS in rows)
+        return rows
 
     @property
     def nbytes(self):
@@ -218,6 +241,11 @@ class RowStore:
             raise ValueError(f"{rows}: not consecutive in the exchanged rows {self._exchanged}")
         end = self._block_size if stop == len(self._exchanged) else stop * self.dim
         return slice(first * self.dim, end)
+
+    def _with_buffers(self, block):
+        """Name -> the exchanged rows in a block, and the float buffers behind them, if there are any."""
+        behind = self._behind_rows(block)
+        return self._named_block(block) | ({BUFFERS: behind} if behind.numel() else {})
 
     def _named_block(self, block):
         rows = block[: len(self._exchanged) * self.dim].view(-1, self.dim)

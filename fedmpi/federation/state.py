@@ -4,6 +4,8 @@ import dataclasses
 
 import torch
 
+from fedmpi.errors import UserError
+from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.federation.variables import Iterate
 
 
@@ -24,9 +26,9 @@ def state_of(federation):
         f"{client.index}/{name}": value for client in federation.clients for name, value in client.state().items()
     }
     for name, part in _parts(federation).items():
-        own |= {f"{name}/{key}": value for key, value in part.state().items()}
+        own |= _flat(name, part.state())
         for index in (client.index for client in federation.clients):
-            clients |= {f"{index}/{name}/{key}": value for key, value in part.client_state(index).items()}
+            clients |= {f"{index}/{key}": value for key, value in _flat(name, part.client_state(index)).items()}
     return {
         **{f"federation/{name}": value for name, value in own.items()},
         **{f"server/{name}": value for name, value in _server_rows(federation).items()},
@@ -57,11 +59,11 @@ def restore_state(federation, state):
     sent = federation.store.sent  # until this version, all buffers were sent
     sent.agree_on(federation.store.buffers, map(int, own.get("sent_buffers", range(len(sent.parts)))))
     for name, part in _parts(federation).items():
-        part.restore(_under(f"{name}/", own))
+        part.restore(_nested(name, own))
     for client in federation.clients:
         own_state = _under(f"clients/{client.index}/", state)
         for name, part in _parts(federation).items():
-            part.restore_client(client.index, _under(f"{name}/", own_state))
+            part.restore_client(client.index, _nested(name, own_state))
         if own_state:
             client.restore(own_state)
         else:
@@ -100,6 +102,29 @@ def _parts(federation):
     """Name -> what has a state of its own, between the clients and the server."""
     stages = {f"stages/{name}": stage for name, stage in federation.stages.items()}
     return {"aggregation": federation.aggregation, **stages}
+
+
+def check_parts(federation):
+    """Check that what the aggregation and the stages keep can be in a checkpoint.
+
+    Raises:
+        UserError: with the place of what cannot.
+    """
+    for name, part in _parts(federation).items():
+        for state in (part.state(), *(part.client_state(client.index) for client in federation.clients)):
+            _flat(name, state)
+
+
+def _flat(name, state):
+    """The state of a part as name -> tensor or number; nothing if it has none."""
+    try:
+        return flatten(state, name) if state else {}
+    except TypeError as error:
+        raise UserError(f"the state of {error}") from None
+
+
+def _nested(name, flat):
+    return unflatten(flat, name) if f"{name}/nested" in flat else {}
 
 
 def _server_rows(federation):

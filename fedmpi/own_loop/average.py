@@ -305,7 +305,6 @@ class Averaged(OwnLoop):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._start()
-        self.federation.store.keep_start_now()
 
     def step(self, loss: Any = None) -> None:
         """Say that the optimizer has made a step; after every `every` of them, the average.
@@ -321,8 +320,6 @@ class Averaged(OwnLoop):
         if loss is not None and self.takes_part:
             self._client.oracle.losses.append(torch.as_tensor(loss).detach().reshape(()).double())
         self._advance()
-        if self.averaged:  # the optimizer works in the rows before the next round begins
-            self.federation.store.keep_start_now()
 
     def finish(self) -> None:
         super().finish()

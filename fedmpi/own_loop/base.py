@@ -175,6 +175,7 @@ class OwnLoop:
             "collectives": traffic.collectives,
             "local_seconds": federation.seconds["local"],
             "communication_seconds": federation.seconds["communication"],
+            **federation.facts(),
         }
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -289,6 +290,9 @@ class OwnLoop:
         state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
         state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
+        if start := self.federation.store.kept_start:
+            state |= {f"loop/start/{name}": row.clone() for name, row in start[0].items()}
+            state["loop/start_buffers"] = start[1].clone()
         return state | scratch | {f"loop/{name}": value for name, value in self._owner().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -308,6 +312,10 @@ class OwnLoop:
             if "loop/agreed_buffers" in state:
                 self.federation.store.sent.agree_on(state["loop/agreed_buffers"])
             self._done, self._in_round = int(state["loop/step"]), False
+            start = self.federation.store.kept_start
+            if start and (self._done or self.has_optimizers):
+                rows = {name: state[f"loop/start/{name}"] for name in start[0]}
+                self.federation.restore_start(rows, state["loop/start_buffers"])
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the state does not belong to this rank, model and algorithm: {error}") from None
         self.averaged = self._done == 0
@@ -370,6 +378,7 @@ class OwnLoop:
                     rows[name].copy_(x)
             private.clean()
             private.give_back(self._client)
+        self._keep_start()
         flat.point_at(self._current(), self._client.buffers)
 
     def _check_state(self, state: object) -> None:
@@ -398,6 +407,12 @@ class OwnLoop:
         self._keep_private()
         self.federation.start()
         self.federation.private.give_back(self._client)
+        self._keep_start()
+
+    def _keep_start(self) -> None:
+        """An optimizer works in the rows before the next round begins, which begins with what they are now."""
+        if self.has_optimizers:
+            self.federation.keep_start()
 
     def _keep_private(self) -> None:
         """Between two rounds the private values are in the rows, so that the loop has this rank's own model."""
@@ -463,6 +478,7 @@ class OwnLoop:
         self.round_loss = federation.end_round(self._losses)
         self._in_round, self._done, self.averaged = False, 0, True
         federation.private.give_back(self._client)
+        self._keep_start()
         found = federation.requests >> REQUEST_BITS
         if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
             raise UserError(

@@ -186,4 +186,5 @@ class Joined(OwnLoop):
 
     @step_size.setter
     def step_size(self, value: float) -> None:
-        self.federation.algorithm = dataclasses.replace(self.federation.algorithm, step_size=value)
+        due = self.federation.change_algorithm(dataclasses.replace(self.federation.algorithm, step_size=value))
+        self._later = [(number, due[number]) for number, _ in self._later]

@@ -36,7 +36,6 @@ from fedmpi.training.result import (
     ResultRule,
     closing_table,
     complete_run,
-    facts_of_sums,
     save,
     save_clients,
     save_selected,
@@ -319,7 +318,7 @@ def _record(job, loss, progress):
         "evaluation_seconds": progress.evaluation_seconds,
         "bytes": job.link.traffic.nbytes,
         "gradients": federation.num_gradients,
-        **facts_of_sums(federation),
+        **federation.facts(),
     }
 
 

@@ -240,7 +240,7 @@ def closing_table(job, record, metrics, result, facts):
             ("total", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
             *facts.items(),
-            *((name.replace("_", " "), f"{number:.6g}") for name, number in facts_of_sums(job.federation).items()),
+            *((name.replace("_", " "), f"{number:.6g}") for name, number in job.federation.facts().items()),
             ("result", result),
         ]
     )
@@ -251,12 +251,6 @@ def metric_lines(job, metrics):
     numbers = [(name.replace("_", " "), _with_paper(job, name, value)) for name, value in metrics.items()]
     lines = [*numbers, *_client_lines(job, metrics), *_table_lines(metrics), *_averages(job, metrics)]
     return [*lines, *_missing_lines(job, metrics)]
-
-
-def facts_of_sums(federation):
-    """What the aggregation and the stages say about themselves: "aggregation_epsilon" or "STAGE_epsilon" -> number."""
-    parts = {"aggregation": federation.aggregation, **federation.stages}
-    return {f"{part}_{name}": float(number) for part, stage in parts.items() for name, number in stage.facts().items()}
 
 
 def _client_lines(job, metrics):

@@ -13,24 +13,50 @@ from fedmpi.aggregation.base import Layout, Moment, Part
 from fedmpi.comm.link import Link
 from fedmpi.settings import check
 
+BLOCK = 16  # bytes of AES
+ZEROS = bytes(1 << 18)  # what is encrypted, at once
+
 
 class SecretStream:
-    """Random numbers from the operating system, which no seed determines. They are never saved and never printed."""
+    """Random numbers that no seed determines: AES-256 in counter mode, keyed once by the operating system.
+
+    They are never saved and never printed. A forked process has a key of its own.
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._encryptor: Any = None
 
     def bits(self, num: int) -> torch.Tensor:
         """[num] int64, each of the 2^64 values as likely as any other."""
         if not num:
             return torch.empty(0, dtype=torch.int64)
-        return torch.frombuffer(bytearray(os.urandom(8 * num)), dtype=torch.int64)
+        if self._process != os.getpid():
+            self._process, self._encryptor = os.getpid(), _new_encryptor()
+        size, found = 8 * num, torch.empty(num + BLOCK // 8, dtype=torch.int64)  # the library wants a block more
+        memory = memoryview(found.view(torch.uint8).numpy())
+        for begin in range(0, size, len(ZEROS)):
+            zeros = ZEROS[: size - begin]
+            self._encryptor.update_into(zeros, memory[begin : begin + len(zeros) + BLOCK])
+        return found[:num]
 
     def uniform(self, num: int) -> torch.Tensor:
         """[num] float64 in [0, 1), multiples of 2^-53."""
         return ((self.bits(num) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
     def normal(self, num: int) -> torch.Tensor:
-        """[num] float64 of the standard normal distribution (by Box and Muller)."""
+        """[num] float64 of the standard normal distribution (by Box and Muller).
+
+        It is not for differential privacy: the gaps between floating-point numbers can tell what noise was added to.
+        """
         radius = (-2 * torch.log1p(-self.uniform(num))).sqrt_()
         return radius.mul_(torch.cos(2 * math.pi * self.uniform(num)))
+
+
+def _new_encryptor() -> Any:
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # takes a while to load
+
+    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(BLOCK))).encryptor()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +65,9 @@ class Sent:
 
     Attributes:
         client: its number. weight: in the average, which is applied later. moment: the `Moment`.
-        rows: name -> [dim] of the rows that this exchange averages, but for numbers; to be changed in place.
+        rows: name -> [dim] of the rows that this exchange averages, but for numbers; to be changed in place. If it
+            averages the model's float buffers, too, these are one more row, "float buffers", of their own length, with
+            0 for those that no client has changed.
         start: name -> [dim] copies of the same rows as the round began with them, 0 for differences: a client's move is
             what it sends, minus it. None unless the stage `needs_start`.
         kinds: name -> what the row is, see `fedmpi.algorithms.base`. Squares that are below 0 afterwards become 0.
@@ -116,18 +144,20 @@ def apply_stage(
     weight: float,
     moment: Moment,
     kinds: dict[str, str],
+    sent: dict[str, torch.Tensor],
     start_rows: Callable[[], dict[str, Any]],
 ) -> None:
     """Let the rows that a client sends pass a stage; rows of numbers do not.
 
     Args:
         name: of the stage in this federation.
-        client: with its `index`, its `rows`, and in `kept` those of "stage.name".
+        client: with its `index`, and in `kept` the rows of "stage.name".
         kinds: name -> kind of the exchanged rows; those that are not there are points.
+        sent: name -> what the client sends.
         start_rows: function that returns the rows with which the round began, which the stage may overwrite.
     """
-    of = {row: kinds.get(row, "point") for row in moment.rows}
-    rows = {row: client.rows[row] for row, kind in of.items() if kind != "number"}
+    of = {row: kinds.get(row, "point") for row in sent}
+    rows = {row: values for row, values in sent.items() if of[row] != "number"}
     if not rows:
         return
     kept = {kept: client.kept[f"{name}.{kept}"] for kept in stage.kept_rows}

@@ -4,7 +4,7 @@ import collections
 
 import torch
 
-from fedmpi.comm.link import divide
+from fedmpi.comm.link import Slices, divide
 from fedmpi.comm.ordered_sum import combine
 from fedmpi.comm.summation_order import Partials, split
 from fedmpi.comm.transports.base import SMALLEST_GAIN, Transport, Unavailable
@@ -130,7 +130,7 @@ class SharedMemory(Transport):
         own_slice = slice(own_slice.start - offset, own_slice.stop - offset)
         window.synchronise()  # all vectors are complete
         if own_slice.stop > own_slice.start:
-            result = reduce([vector[own_slice] for vector, has in zip(everyone, has_vector) if has])
+            result = reduce(Slices((vector[own_slice] for vector, has in zip(everyone, has_vector) if has), own_slice))
             for vector in everyone:
                 vector[own_slice] = result
         window.synchronise()  # all slices are complete
