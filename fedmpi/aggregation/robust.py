@@ -1,6 +1,6 @@
 """Rules that a few clients with wrong rows cannot lead astray: each rank reduces a slice of all participants' rows.
 
-They count every client alike, whatever it says about its data; rows of kind "number" become their mean.
+Every client counts equally, whatever it says about its data; rows of kind "number" become their mean.
 """
 
 import abc
@@ -27,7 +27,7 @@ class Robust(Aggregation):
         super().begin(moment, weights)
         if len(set(weights.values())) > 1:
             raise UserError(
-                f"aggregation {command_name(type(self))} counts all clients alike, and their weights differ: expected "
+                f"aggregation {command_name(type(self))} counts all clients equally, and their weights differ: expected "
                 "weighting uniform (weight = 1 in loops of your own)"
             )
 

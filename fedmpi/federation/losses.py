@@ -139,8 +139,8 @@ class RoundReport:
             stage, row = divmod(row, AFTER) if row >= 0 else (0, row)
             if stage:
                 name, of = stages[stage - 1], f"client {client} on rank {rank}"
-                what = f"row {names[row]}" if row < len(names) else BUFFERS
-                raise Diverged(f"{when}: stage {name} made values of {what} of {of} that are not finite")
+                values = f"row {names[row]}" if row < len(names) else BUFFERS
+                raise Diverged(f"{when}: stage {name} made values of {values} of {of} that are not finite")
             if row >= 0:
                 sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
                 problem = f"{sent} of client {client} on rank {rank} has values that are not finite"

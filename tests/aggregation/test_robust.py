@@ -67,7 +67,7 @@ def test_two_liars_of_seven_do_not_move_the_optimum_far():
             {"participants": lambda r: [3]},
             "median needs at least 2 clients that take part, not 1",
         ),
-        (Median(), {"weights": [1, 1, 2, 1, 1]}, "aggregation median counts all clients alike, and their weights"),
+        (Median(), {"weights": [1, 1, 2, 1, 1]}, "aggregation median counts all clients equally, and their weights"),
     ],
 )
 def test_what_a_rule_cannot_do_is_said_before_the_round(rule, settings, said):
