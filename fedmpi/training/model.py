@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 import fedmpi
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
+from fedmpi.federation.nested import flatten
 from fedmpi.membership.equality import digest
 from fedmpi.models import find_model
 from fedmpi.oracles.architecture import unwrapped
@@ -219,10 +220,12 @@ def try_training(config, flat, task, samplers):
             seed_all(derive(config.run.seed, "try"), flat.x.device)
             losses = []
             for owner, indices in _to_try(config.run, samplers):
-                batch = task.batch(owner, indices, *(({},) if task.carries else ()))
+                carried = {}
+                batch = task.batch(owner, indices, *((carried,) if task.carries else ()))
                 before = states_outside_torch()
                 losses.append(_one_pass(config, flat, task, batch, torch.empty_like(flat.x)))
                 task.draws_outside_torch |= states_outside_torch() != before
+                _check_carried(carried)
             if flat.unused:
                 _check_unused(flat, task, batch)
             if getattr(config.oracle, "compile", "") == "cuda_graph":
@@ -331,6 +334,18 @@ def _one_pass(config, flat, task, batch, out):
         return loss
 
     return flat.gradient(loss_of, out)
+
+
+def _check_carried(carried):
+    """Check that a checkpoint can hold what a sample leaves to the next one; see `fedmpi.federation.client.Client`.
+
+    Raises:
+        UserError: if it cannot: `Client.state` would raise it after the first round that writes one.
+    """
+    try:
+        flatten(carried, "carried")
+    except TypeError as error:
+        raise UserError(f"task: what a sample leaves to the next one, {error}") from None
 
 
 def _try_captured(config, flat, task, batch, point):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+import fedmpi
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
@@ -313,6 +314,25 @@ def test_a_model_that_is_not_recurrent(tmp_path):
     loaded = load(write(tmp_path / "text.h5", story()))
     with pytest.raises(UserError, match=r"model Linear does not work on inputs of shape \[35\] with 11 classes"):
         loaded.try_out(torch.nn.Linear(3, 3), 0)
+
+
+class Hidden(tuple):
+    """A state that a checkpoint cannot hold."""
+
+
+class OddState(LSTM):
+    def forward(self, tokens, state=None):
+        scores, state = super().forward(tokens, state)
+        return scores, Hidden(state)
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_round(tmp_path):
+    """It was refused by the first checkpoint, after the rounds before it."""
+    write(tmp_path / "text.h5", story())
+    settings = {"rounds": 2, "local_steps": 2, "batch_size": 2, "clients": 1, "threads": 1, "out": str(tmp_path)}
+    with pytest.raises(UserError, match=r"what a sample leaves to the next one, carried\['state'\] is a Hidden: expected"):
+        fedmpi.train(task="language", data=str(tmp_path / "text.h5"), model=OddState, name="run", **settings)
+    assert not (tmp_path / "run").exists()
 
 
 def test_too_few_words_end_the_job_with_one_line(tmp_path):
