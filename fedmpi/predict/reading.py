@@ -5,7 +5,7 @@ import numpy as np
 from fedmpi.data.formats import ENDINGS
 from fedmpi.data.formats.features import Columns
 from fedmpi.data.formats.frames import read_table, table_ending
-from fedmpi.data.formats.images import ImageFiles, check_links, is_image, train_folder
+from fedmpi.data.formats.images import ImageFiles, check_images, is_image, train_folder
 from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array, numbered, read_arrays
 from fedmpi.data.formats.table import INTEGER
 from fedmpi.data.hdf5 import readable
@@ -77,7 +77,7 @@ def _read_images(path, split, description, follow_links):
     files = [file for file in sorted(root.rglob("*")) if is_image(file, root)]
     if not files:
         raise UserError(f"{root}: contains no image")
-    check_links(files, root, follow_links)
+    check_images([(files, root)], follow_links)
     facts = description.get("input") or {"shape": (), "divide_by": 1}
     channels, *sides = facts["shape"] if len(facts["shape"]) == 3 else (None, None, None)
     mode = MODES.get(channels) if facts["divide_by"] == 255 else None

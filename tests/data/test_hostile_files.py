@@ -354,7 +354,7 @@ def test_links_out_of_a_folder_of_images(tmp_path):
     prepare("inside", tmp_path, ReaderOptions(), tmp_path / "im")
     (tmp_path / "im" / "a" / "9.png").symlink_to(tmp_path / "elsewhere" / "private.png")
     (tmp_path / "im" / "c").symlink_to(tmp_path / "elsewhere")
-    found = "9.png: is elsewhere, where a link leads to: .*private.png.*; --follow-links reads them"
+    found = "9.png: is elsewhere .--follow-links reads it., where a link leads to: "
     for read in (
         lambda options: prepare("mine", tmp_path, options, tmp_path / "im"),
         lambda options: read_samples(tmp_path / "im", "test", None, {}, options.follow_links),
@@ -368,6 +368,55 @@ def test_links_out_of_a_folder_of_images(tmp_path):
     )
     with pytest.raises(UserError, match="line 4 has .*private.png, which is no image: expected an image in"):
         prepare("mine", tmp_path, ReaderOptions(), tmp_path / "im", force=True)
+
+
+@pytest.mark.parametrize("door", ["prepare", "--follow-links", "--masks", "predict"])
+def test_pipes_devices_and_links_among_images_are_named_with_the_damaged_ones(tmp_path, door):
+    """Links were named without the others, and of these only those to test, if the first of these was one."""
+    images = tmp_path / "im"
+    for folder in (images, tmp_path / "masks"):
+        pictures(folder)
+    os.mkfifo(images / "a" / "p.png")
+    (images / "a" / "q.png").symlink_to("/dev/zero")
+    (images / "b" / "r.png").symlink_to("r.png")
+    (images / "b" / "s.png").mkdir()
+    (images / "b" / "t.png").symlink_to(tmp_path / "masks" / "a" / "0.png")
+    (images / "b" / "2.png").write_bytes(b"not found")
+    names = ["a/p.png", "a/q.png", "b/2.png", "b/r.png", "b/s.png"]
+    names += ["b/t.png"] * (door != "--follow-links")
+    options = ReaderOptions(follow_links=door == "--follow-links")
+    if door == "--masks":
+        options = ReaderOptions(masks=tmp_path / "masks")
+        for name in names:
+            (tmp_path / "masks" / name).write_bytes((tmp_path / "masks" / "a" / "0.png").read_bytes())
+    with pytest.raises(UserError, match=rf"{len(names)} of \d+ files cannot be used: ") as caught:
+        if door == "predict":
+            read_samples(images, "test", None, {})
+        else:
+            prepare("mine", tmp_path / "out", options, images)
+    assert [name for name in names if name not in str(caught.value)] == []
+    assert not (tmp_path / "out" / "mine.h5").exists()
+
+
+def test_damaged_images_to_train_are_named_with_those_to_test(tmp_path):
+    for split in ("train", "test"):
+        pictures(tmp_path / "im" / split)
+    for name in ("train/b/1.png", "test/a/0.png"):
+        (tmp_path / "im" / name).write_bytes(b"not found")
+    with pytest.raises(UserError, match="2 of 20 files cannot be used: .*im/test/a/0.png.*; .*im/train/b/1.png"):
+        prepare("mine", tmp_path / "out", ReaderOptions(), tmp_path / "im")
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "link"])
+def test_a_table_of_labels_is_a_file_in_its_folder(tmp_path, kind):
+    """A FIFO was left out, and the folders were the classes; a link out of the folder was read."""
+    pictures(tmp_path / "im")
+    (tmp_path / "private.csv").write_text("file,label\na/0.png,p\na/1.png,n\n" * 5)
+    beside = tmp_path / "im" / "labels.csv"
+    os.mkfifo(beside) if kind == "FIFO" else beside.symlink_to(tmp_path / "private.csv")
+    found = {"FIFO": "is a FIFO", "link": "is elsewhere .* where a link leads to: .*private.csv"}[kind]
+    with pytest.raises(UserError, match=f"labels.csv: {found}"):
+        prepare("mine", tmp_path / "out", ReaderOptions(), tmp_path / "im")
 
 
 def test_all_bad_files_are_named(tmp_path):

@@ -1,5 +1,6 @@
 """Image files, in one folder per class."""
 
+import functools
 import io
 import math
 import os
@@ -11,7 +12,7 @@ from fedmpi.data.formats import medical
 from fedmpi.data.formats.common import attempt_all, choose_test_set, divided, read_bytes, refuse_all
 from fedmpi.data.formats.frames import Reading, read_table
 from fedmpi.data.formats.npz import number_words
-from fedmpi.data.limits import check_unpacked
+from fedmpi.data.limits import check_file, check_unpacked
 from fedmpi.data.source import ACCOUNT, GROUP, SPLITS
 from fedmpi.errors import UserError, attempt
 
@@ -159,7 +160,7 @@ def read(root, options):
         files, labels, class_names, stored, others = _read_labels(root, beside, options)
     else:
         parts, numbers, names = zip(*(_list_by_class(folder, options.classes) for folder in _folders(root, train)))
-        check_links(sum(parts, []), root, options.follow_links)
+        check_images([(sum(parts, []), root)], options.follow_links)
         files, labels, class_names = sum(parts, []), np.concatenate(numbers), names[0]
         if names[-1] != class_names:
             raise UserError(f"{root}: to test: expected the same folders as in {train}: {', '.join(class_names[:10])}")
@@ -211,32 +212,49 @@ def is_image(file, root):
     return is_known and not _is_hidden(file.relative_to(root))
 
 
-def check_links(files, root, follow_links):
-    """Check that no link leads out of the folder: who gave it may not know what is read where it leads to.
+def check_images(folders, follow_links):
+    """Check, before one is read, that all images are regular files, and that no link leads out of their folder.
+
+    A FIFO or a device might never end, and who gave the folder may not know what is read where a link leads to. If one
+    is such, the line also names the others that cannot be used.
 
     Args:
-        files: paths of images in the folder `root`. follow_links: whether they may be anywhere.
+        folders: list of (paths of images, the folder that they are in). follow_links: whether they may be anywhere.
 
     Raises:
-        UserError: if one is elsewhere.
+        UserError: if one is elsewhere, or no file.
     """
-    if follow_links:
-        return
-    top, folders, outside = os.path.realpath(root), {}, []
-    for file in files:
-        folder = file.parent
-        if folder not in folders:
-            folders[folder] = _is_below(os.path.realpath(folder), top)
-        if not folders[folder] or (file.is_symlink() and not _is_below(os.path.realpath(file), top)):
-            outside.append(file)
-    if outside:
-        number = f" ({len(outside)} of {len(files)} images are)" if outside[1:] else ""
-        where = f"is elsewhere, where a link leads to: {os.path.realpath(outside[0])}{number}"
-        raise UserError(f"{outside[0]}: {where}: expected images in {root}; --follow-links reads them")
+    every, problems = sum((list(files) for files, _ in folders), []), {}
+    for files, root in folders:
+        is_inside = functools.cache(functools.partial(_is_below, os.path.realpath(root)))
+        for file in files:
+            is_link = file.is_symlink()
+            try:
+                if not follow_links and not (is_inside(file.parent) and (not is_link or is_inside(file))):
+                    raise UserError(
+                        f"{file}: is elsewhere (--follow-links reads it), where a link leads to: "
+                        f"{os.path.realpath(file)}: expected files in {root}"
+                    )
+                check_file(file)
+            except UserError as error:
+                problems[file] = str(error)
+    if problems:
+        found = [problems.get(file) or _problem(file) for file in every]
+        refuse_all([*filter(None, found)], f"{len(every)} files")
 
 
-def _is_below(path, top):
+def _is_below(top, path):
+    path = os.path.realpath(path)
     return path == top or path.startswith(top.rstrip(os.sep) + os.sep)
+
+
+def _problem(file):
+    """Why the content of a file is no image, or ""."""
+    try:
+        _ = medical.read(file) if medical.is_medical(file) else open_raw(file)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def train_folder(root):
@@ -250,10 +268,10 @@ def image_splits(path, files, options):
     Raises:
         UserError: if the two have different modes.
     """
-    images, rest = {}, sum(map(list, files.values()), [])
+    images = {}
     for split, of_split in files.items():
-        rest = rest[len(of_split) :]
-        images[f"{split}/images"] = ImageFiles(of_split, options.mode, options.size, rest)
+        others = sum((list(of_other) for other, of_other in files.items() if other != split), [])
+        images[f"{split}/images"] = ImageFiles(of_split, options.mode, options.size, others)
     if len(modes := {image_files.mode: image_files.dtype for image_files in images.values()}) > 1:
         expected = "expected one, or --mode"
         raise UserError(f"{path}: images to train and to test have the modes {' and '.join(modes)}: {expected}")
@@ -272,7 +290,7 @@ def _folders(root, train):
 
 def labels_file(root):
     """The table of images and their classes in `root`, or None."""
-    return next((root / name for name in LABELS if (root / name).is_file()), None)
+    return next((root / name for name in LABELS if os.path.lexists(root / name)), None)
 
 
 def _read_labels(root, beside, options):
@@ -280,6 +298,7 @@ def _read_labels(root, beside, options):
 
     Its columns are the files (file_name, or the first), the class, and maybe that of `ReaderOptions.group`.
     """
+    check_images([([beside], root)], options.follow_links)
     table = read_table(beside, options.reading or Reading(), lambda names: (names, names))
     names = sorted(table.columns, key=lambda name: name != "file_name")  # otherwise as they are
     label = options.label or names[-1]
@@ -296,7 +315,7 @@ def _read_labels(root, beside, options):
             found = "an empty field" if not answer else f"{file}, which is no image"
             problems.append(f"{beside}: {table.place(row)} has {found}: expected an image in {root} and its class")
     refuse_all(problems, f"{len(files)} rows")
-    check_links(files, root, options.follow_links)
+    check_images([(files, root)], options.follow_links)
     numbers, attributes = number_words(beside, {"all": answers.to_numpy(str)}, options.classes)
     if words.duplicated().any():
         raise UserError(f"{beside}: contains {words[words.duplicated()].iloc[0]} twice: expected each image once")

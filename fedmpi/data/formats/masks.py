@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedmpi.data.formats.common import attempt_all, choose_test_set, divided
-from fedmpi.data.formats.images import check_links, image_splits, is_image, open_raw
+from fedmpi.data.formats.images import check_images, image_splits, is_image, open_raw
 from fedmpi.data.source import ACCOUNT
 from fedmpi.errors import UserError
 
@@ -61,8 +61,7 @@ def read(root, options):
         problem = f"{len(without)} images have no mask, like {without[0]}" if files else "contains no image"
         raise UserError(f"{options.masks if files else root}: {problem}: expected one of the same name for each image")
     masks = [names.pop(file.relative_to(root).with_suffix("")) for file in files]
-    check_links(files, root, options.follow_links)
-    check_links(masks, options.masks, options.follow_links)
+    check_images([(files, root), (masks, options.masks)], options.follow_links)
     counts = attempt_all(masks, lambda file: np.unique(_pixels(file), return_counts=True))
     values = sorted({*np.concatenate([found for found, _ in counts]).astype(int).tolist()})  # black and white: 0, 1
     if options.classes:
