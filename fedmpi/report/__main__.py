@@ -16,6 +16,7 @@ from fedmpi.report.curves import Target, metrics_of
 from fedmpi.report.further import further_parts
 from fedmpi.report.style import Look, add_options, look_of
 from fedmpi.report.tables import (
+    cases_table,
     client_table,
     final_table,
     run_table,
@@ -224,6 +225,8 @@ def _tables(comparison, targets):
             yield f"{problem.label}, clients", clients
         if (each := client_table(problem)) is not None:
             yield f"{problem.label}, client by client", each
+        if (cases := cases_table(problem)) is not None:
+            yield f"{problem.label}, test cases", cases
         for target in targets:
             yield f"{problem.label}, until {target}", target_table(problem, target)
 

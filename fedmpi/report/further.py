@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 from fedmpi.report.curves import client_metric, clients_at_end, final, metrics_of, usable_runs
-from fedmpi.report.tables import client_table, silo_table
+from fedmpi.report.tables import cases_table, client_table, silo_table
 from fedmpi.run_files import ROC
 from fedmpi.runs import baselines
 from fedmpi.runs.comparison import distinguishes_methods
@@ -19,6 +19,7 @@ def further_parts(problem, style):
     methods, metric = problem.methods, client_metric(problem.methods)
     tables = [table for table in (silo_table(problem), client_table(problem)) if table is not None]
     if tables:
+        tables += [cases] if (cases := cases_table(problem)) is not None else []
         clients = {number: clients_at_end(method) for number, method in enumerate(methods)}
         values = {number: of_method.get(metric, []) for number, of_method in clients.items()}
         values = {number: results for number, results in values.items() if any(value == value for value in results)}

@@ -6,12 +6,13 @@ import math
 import statistics
 
 from fedmpi.own_files import replacing
-from fedmpi.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of
+from fedmpi.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of, usable_runs
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
 from fedmpi.text import Table, as_cell, format_count, format_quantity, short
 
 MOST_CLIENTS, MOST_METHODS = 20, 8  # of a table of every client
+MOST_CLASSES, MOST_NAMES = 20, 5  # of a table of test cases; classes named of a client
 
 
 def final_table(problem):
@@ -58,13 +59,14 @@ def silo_table(problem):
     for method in problem.methods:
         names = next((run.client_names for run in method.runs if run.client_names), [])
         for metric, values in clients_at_end(method).items():
+            names = _padded(names, len(values))
             known = {client: value for client, value in enumerate(values) if value == value}
             if len(known) > 1:
                 worst = (max if field(metric).less_is_better else min)(known, key=known.get)
                 best = (min if field(metric).less_is_better else max)(known, key=known.get)
                 spread = statistics.pstdev(known.values())
                 numbers = [statistics.fmean(known.values()), known[worst], known[best], spread]
-                who = f"client {worst}" + (f", {names[worst]}" if names and names[worst] else "")
+                who = f"client {worst}" + (f", {names[worst]}" if names[worst] else "")
                 rows.append([method.label, title(metric), str(len(known)), *(f"{n:.4f}" for n in numbers), who])
     header = ["method", "of each client", "clients", "mean", "worst", "best", "spread", "worst is"]
     return Table(header, rows) if rows else None
@@ -79,7 +81,7 @@ def client_table(problem):
     if not 1 < number <= MOST_CLIENTS or len(values) > MOST_METHODS:
         return None
     names = next((run.client_names for method in problem.methods for run in method.runs if run.client_names), [])
-    names = [*names, *[""] * number][:number]
+    names = _padded(names, number)
     padded = [[*column, *[math.nan] * number] for column in values]
     rows = [
         [
@@ -90,6 +92,45 @@ def client_table(problem):
     ]
     header = [f"{title(metric)} of client", *(method.label for method in problem.methods)]
     return Table(header, rows)
+
+
+def cases_table(problem):
+    """Numbers of test cases: a row per client, a column per class, "none" where a client's tests lack a class.
+
+    Of more than `MOST_CLASSES` classes or `MOST_CLIENTS` clients, the clients whose tests lack some, and which. Of
+    several runs, which may have divided the data in different ways, the first. None if no run recorded them.
+    """
+    runs = [(method, run) for method in problem.methods for run in usable_runs(method) if run.cases]
+    if not runs:
+        return None
+    method, run = runs[0]
+    classes, rows = run.cases
+    same = all(other.cases == run.cases for _, other in runs)
+    of = "" if same else f" ({method.label}, seed {run.settings.get('seed', 0)})"
+    titles = [f"{client} {name}".strip() for client, name in enumerate(_padded(run.client_names, len(rows)))]
+    if len(classes) <= MOST_CLASSES and len(rows) <= MOST_CLIENTS:
+        cells = [
+            [who, *(format_count(number) if number else "none" for number in row)] for who, row in zip(titles, rows)
+        ]
+        return Table([f"test cases of client{of}", *classes], cells)
+    lacking = [(who, row, [name for name, number in zip(classes, row) if not number]) for who, row in zip(titles, rows)]
+    cells = [
+        [
+            who,
+            format_count(sum(row)),
+            str(len(names)),
+            f"{', '.join(names[:MOST_NAMES])}{', ...' * (len(names) > MOST_NAMES)}",
+        ]
+        for who, row, names in lacking
+        if names
+    ]
+    header = [f"client{of}", "test cases", "classes without", "which"]
+    return Table(header, cells[:MOST_CLIENTS]) if cells else None
+
+
+def _padded(names, number):
+    """As many names of clients as there are clients; what a folder's file has may be of another number."""
+    return [*names, *[""] * number][:number]
 
 
 def target_table(problem, target):

@@ -15,7 +15,7 @@ from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import BASELINES, CLIENTS, DATA_FILES, DIVERGED, RECORDS, RESULT, ROC, SETTINGS, is_complete
 from fedmpi.runs import baselines
-from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
+from fedmpi.runs.record import AMOUNTS, CASES_KEY, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
 from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
@@ -39,6 +39,7 @@ class RunFolder:
         format: of the last records, see `fedmpi.runs.record`; "" if they have none.
         tables: metric -> (names of classes, rows of numbers) of its last vector (one row) or matrix.
         result: [record of the resulting model], if the last of `records` is of another one; else [].
+        cases: (names of classes, a row for each client: its numbers of test cases), or () if they are not recorded.
     """
 
     path: pathlib.Path
@@ -52,6 +53,7 @@ class RunFolder:
     tables: dict = dataclasses.field(default_factory=dict)
     format: str = ""
     result: list = dataclasses.field(default_factory=list)
+    cases: tuple = ()
 
     @property
     def metrics(self):
@@ -100,9 +102,9 @@ def read_run(folder):
     diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
     result, *of_result = read_records(folder / RESULT)
     is_of_last = bool(result and records) and result[0]["round"] == records[-1]["round"]  # no rounds were added since
-    clients, tables, form = of_result if is_of_last else last
+    clients, tables, form, cases = of_result if is_of_last else last
     result = result if is_of_last else []
-    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form, result)
+    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form, result, cases)
     return RunFolder(folder, settings, records, *parts)
 
 
@@ -159,7 +161,7 @@ def _check_settings(path, settings):
 
 
 def read_records(path, keeps_clients=False):
-    """(a file's records; the last values of clients, tables, format); an unfinished last line is ignored.
+    """(a file's records; the last values of clients, tables, format, cases); an unfinished last line is ignored.
 
     `keeps_clients`: whether a record has, as "clients", metric -> each client's value, where it was written.
 
@@ -170,7 +172,7 @@ def read_records(path, keeps_clients=False):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    by_round, clients, tables, form = {}, {}, {}, ""
+    by_round, clients, tables, form, cases = {}, {}, {}, "", ()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = from_line(line)
@@ -182,11 +184,12 @@ def read_records(path, keeps_clients=False):
         clients = of_round or clients
         form = short(record.get(FORMAT_KEY) or form, LONGEST_NAME)
         tables = _tables(record.get(TABLES_KEY)) or tables
+        cases = _cases(record.get(CASES_KEY)) or cases
         fields = record.items()
         by_round[record["round"]] = {k: _number(v) for k, v in fields if type(v) in (int, float) and NAME.fullmatch(k)}
         if keeps_clients and of_round:
             by_round[record["round"]][CLIENTS_KEY] = of_round
-    return [by_round[number] for number in sorted(by_round)], clients, tables, form
+    return [by_round[number] for number in sorted(by_round)], clients, tables, form, cases
 
 
 def _number(value):
@@ -216,11 +219,19 @@ def _tables(entries):
     return tables
 
 
+def _cases(entry):
+    """(names of classes, a row for each client) of the numbers of test cases in a record; () if it has none."""
+    for names, rows in _tables({CASES_KEY: entry}).values():
+        if all(0 <= number < LARGEST for row in rows for number in row):
+            return names, [[int(number) for number in row] for row in rows]
+    return ()
+
+
 def _client_names(folder):
     """The clients' names in a run folder; [] if there are none."""
     try:
         names = json.loads((folder / CLIENTS).read_text(encoding="utf-8"))["names"]
-        return [str(name)[:LONGEST_NAME] for name in names] if isinstance(names, list) else []
+        return [short(name, LONGEST_NAME) for name in names] if isinstance(names, list) else []
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 

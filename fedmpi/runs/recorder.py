@@ -18,7 +18,7 @@ from fedmpi.own_files import check_folder, make_folder, read_mark, remove, remov
 from fedmpi.presets.reading import settings_text
 from fedmpi.run_files import DIVERGED, MODEL, RECORDS, RESULT, SETTINGS, find_checkpoints, had_checkpoints, is_complete
 from fedmpi.runs.lock import RunLock
-from fedmpi.runs.record import CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
+from fedmpi.runs.record import CASES_KEY, CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
 from fedmpi.runs.trackers.base import titled
 from fedmpi.text import Log, format_seconds
 
@@ -56,6 +56,7 @@ class Recorder:
             raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
         self._num_rounds = num_rounds
         self._bar, self.last = None, {}
+        self._cases = {}  # of the last evaluation, see `fedmpi.runs.record.CASES_KEY`
         self._pending = b""  # lines that the disk has no room for
         self._settings, self._writers = None, []
 
@@ -168,14 +169,16 @@ class Recorder:
         Args:
             record: the amounts and the loss of the round, see `fedmpi.runs.record`.
             metrics: name -> number, {} if the model was not evaluated; its attributes `clients` and `tables`, if it
-                has them, are recorded under these names.
+                has them, are recorded under these names, and `cases` when it changes.
 
         Raises:
             UserError: if another job has taken the run folder.
         """
         if self._lock.is_doubtful:
             self.check_lock()
-        self.last = _line_of(record, metrics)
+        cases = getattr(metrics, "cases", {})
+        is_new, self._cases = cases and cases != self._cases, cases or self._cases
+        self.last = {**_line_of(record, metrics), **({CASES_KEY: cases} if is_new else {})}
         self._append(to_line(self.last))
         for tracker in self._begun:
             tracker.round(record["round"], titled(self.last))
@@ -192,6 +195,7 @@ class Recorder:
         """Write what was measured of the resulting model, and further `tables`, as a record of the last round."""
         line = _line_of({"round": self.last["round"]}, metrics)
         line[TABLES_KEY] = {**line.get(TABLES_KEY, {}), **tables}
+        line |= {CASES_KEY: cases} if (cases := getattr(metrics, "cases", {})) else {}
         self.write(lambda folder: (folder / RESULT).write_bytes(to_line(line)))
 
     def _time_left(self, record):

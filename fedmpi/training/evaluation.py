@@ -75,8 +75,13 @@ class Evaluation:
             loss = metrics["train_loss"]
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step_size")
         clients = {name: by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
-        further = (getattr(metrics, part, ()) for part in ("tables", "cases"))
-        return Metrics({name: float(value) for name, value in metrics.items()}, clients, *further)
+        cases = dict(getattr(metrics, "cases", {}))
+        if cases:
+            lost, rest = job.link.lost_clients(), iter(cases["values"])
+            none = [0] * len(cases["classes"])
+            cases["values"] = [none if k in lost else next(rest, none) for k in range(job.context.num_clients)]
+        tables = getattr(metrics, "tables", {})
+        return Metrics({name: float(value) for name, value in metrics.items()}, clients, tables, cases)
 
 
 def by_client(job, values):

@@ -13,7 +13,7 @@ from fedmpi.errors import UserError
 from fedmpi.report.curves import Target, clearly_best
 from fedmpi.report.further import varied_settings
 from fedmpi.report.style import Style
-from fedmpi.report.tables import client_table, final_table, silo_table, target_table
+from fedmpi.report.tables import cases_table, client_table, final_table, silo_table, target_table
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
 
@@ -221,6 +221,51 @@ def test_clients_roc_and_settings_are_shown(tmp_path):
     assert {"clients.svg", "roc-curve-on-the-test-set.png", "what-step-size-does.svg"} <= made
     assert "client 0, Aachen" in ended.stdout and "3 Essen" in ended.stdout
     assert "3 Essen" in (tmp_path / "page.html").read_text()
+
+
+def test_cases_of_each_class_are_shown_beside_the_scores_of_silos(tmp_path):
+    """A silo whose tests lack a class has a mean over the others, and the page did not say so."""
+    folder = make_run(tmp_path / "runs" / "it", "fafed", 0)
+    cases = {"classes": ["<b>ill", "well\x1b[31m"], "values": [[4, 1200], [0, 7], [2, 0]]}
+    change_last(folder, clients={"accuracy": [0.5, 0.9, 0.7]}, cases=cases)
+    (folder / "clients.json").write_text(json.dumps({"names": ["Aachen", "Bonn", "Celle"]}))
+    rows = [["0 Aachen", "4", "1,200"], ["1 Bonn", "none", "7"], ["2 Celle", "2", "none"]]
+    shown = cases_table(the_problem(tmp_path / "runs"))
+    assert (shown.header, shown.rows) == (["test cases of client", "<b>ill", "well [31m"], rows)
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html")
+    assert ended.returncode == 0, ended.stderr
+    page = re.sub(r"\s+", " ", (tmp_path / "page.html").read_text())
+    of_silos, of_cases = page.index("test accuracy of client"), page.index("test cases of client")
+    assert of_silos < of_cases < page.index("Every run")
+    assert "<span>&lt;b&gt;ill</span>" in page and "<td>1 Bonn</td><td>none</td><td>7</td>" in page
+    assert re.search(r"1 Bonn +none +7\n", ended.stdout) and "\x1b" not in ended.stdout + page
+
+
+def test_of_many_classes_the_silos_that_lack_some_are_shown(tmp_path):
+    folder = make_run(tmp_path / "it", "fafed", 0)
+    cases = {"classes": [f"kind {k}" for k in range(30)], "values": [[1] * 30, [0] * 7 + [2] * 23]}
+    change_last(folder, clients={"accuracy": [0.5, 0.9]}, cases=cases)
+    shown = cases_table(the_problem(tmp_path))
+    assert shown.header == ["client", "test cases", "classes without", "which"]
+    assert shown.rows == [["1", "46", "7", "kind 0, kind 1, kind 2, kind 3, kind 4, ..."]]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        [],
+        {"classes": ["a"]},
+        {"classes": ["a"], "values": [[-1]]},
+        {"classes": 3},
+        {"classes": ["a", "b"], "values": [[1]]},
+        {"classes": ["a"], "values": [[1e300]]},
+        {"classes": ["a"], "values": "x"},
+    ],
+)
+def test_odd_numbers_of_cases_are_left_out(tmp_path, odd):
+    change_last(make_run(tmp_path / "it", "fafed", 0), clients={"accuracy": [0.5, 0.9]}, cases=odd)
+    assert cases_table(the_problem(tmp_path)) is None
 
 
 def test_of_losses_the_largest_is_the_worst(tmp_path):

@@ -63,6 +63,11 @@ def test_results_of_each_silo_are_recorded_and_shown_with_its_name(hospitals, tm
     assert np.average(run.clients["accuracy"], weights=sizes) == pytest.approx(run.final("accuracy_samples"))
     assert np.mean(run.clients["test_loss"]) == pytest.approx(run.final("test_loss"))
     assert np.mean(run.clients["train_loss"]) == pytest.approx(run.final("train_loss"))
+    names, counts = run.cases
+    of_file = [np.bincount(h5py.File(hospitals / f"silo_{client}.h5")["test/labels"][:]) for client in range(3)]
+    assert names == ["False", "True"] and counts == [of_silo.tolist() for of_silo in of_file]
+    lines = (tmp_path / "silos" / "metrics.jsonl").read_text().splitlines()
+    assert sum("cases" in json.loads(line) for line in lines) == 1  # and not in every evaluation
     worst = int(np.argmin(run.clients["accuracy"]))
     assert f"{min(run.clients['accuracy']):.4f} at worst (client {worst}, {run.client_names[worst]})" in ended.stdout
 
