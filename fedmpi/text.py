@@ -6,6 +6,8 @@ import logging
 import math
 import re
 
+# Control characters, line separators, and those that turn the direction of a text.
+OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 LONGEST_MESSAGE = 3000  # characters, of the line with which a program ends
 # Kind of quantity -> (smallest number for which the unit is used, its size, its name).
 UNITS = {
@@ -25,7 +27,7 @@ class Log(logging.LoggerAdapter):
         super().__init__(logging.getLogger(name), {})
 
     def process(self, message, options):
-        message = printable(message)  # it may quote a file
+        message = printable_line(message)  # it may quote a file
         return (message if self.logger.hasHandlers() else f"fedmpi: {message}"), options
 
 
@@ -99,8 +101,8 @@ def spread_in_words(values, names=(), less_is_better=False):
 
 
 def table(rows, right_from=None, indent="  "):
-    """Rows of cells as aligned lines, `printable`; columns from number `right_from` on are aligned to the right."""
-    rows = [[printable(word) for word in row] for row in rows]
+    """Rows of cells as aligned lines, each `printable_line`; columns from `right_from` on are aligned to the right."""
+    rows = [[printable_line(word) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     columns = range(len(widths) if right_from is None else right_from)
     lines = []
@@ -113,6 +115,11 @@ def table(rows, right_from=None, indent="  "):
 def printable(text):
     """A text for a terminal: what is not printed, like the sequences that colour or rename it, becomes blanks."""
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in str(text))
+
+
+def printable_line(text):
+    """`printable` text in one line: a line break in a name would forge a line of its own."""
+    return printable(text).replace("\n", " ")
 
 
 def printable_json(content, indent=None):
@@ -165,8 +172,13 @@ def as_markdown(text):
 
 
 def as_cell(value):
-    """A value for a CSV file: a text that a spreadsheet would take for a formula gets an apostrophe before it."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    """A value for a CSV file: a text that a spreadsheet would take for a formula gets an apostrophe before it.
+
+    What a terminal obeys becomes blanks, for those who look at the file in one.
+    """
+    if not isinstance(value, str):
+        return value
+    return "'" * (value[:1] in ("=", "+", "-", "@", "\t", "\r")) + OBEYED.sub(" ", value)
 
 
 def format_table(titles, rows):

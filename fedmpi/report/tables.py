@@ -211,7 +211,7 @@ def _cost(spread, axis, with_range=False):
 def _printed(method, metric_name):
     """The value that the paper prints for a method, or "" if the runs' preset gives none."""
     value = method.runs[0].paper.get("printed", {}).get(metric_name, {}).get(method.settings.get("algorithm"))
-    return "" if value is None else str(value)
+    return "" if value is None else short(value, 100)
 
 
 def _state(run):

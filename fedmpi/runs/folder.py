@@ -202,7 +202,8 @@ def _number(value):
 def _of_clients(values):
     """Those entries of what a record has of its clients that are lists of numbers; {} if it has nothing."""
     entries = values.items() if isinstance(values, dict) else ()
-    return {name: row for name, row in entries if isinstance(row, list) and {*map(type, row)} <= {int, float}}
+    rows = {short(name, LONGEST_NAME): row for name, row in entries if isinstance(row, list)}
+    return {name: row for name, row in rows.items() if {*map(type, row)} <= {int, float}}
 
 
 def _tables(entries):

@@ -16,7 +16,7 @@ import time
 from fedmpi.errors import Stopped, UserError, attempt
 from fedmpi.own_files import check_regular, read_mark
 from fedmpi.runs.folder import is_run, outcome
-from fedmpi.text import printable
+from fedmpi.text import printable_line
 
 BEGIN = b"fedmpi: run "  # of each log
 PATIENCE = 10  # seconds that a job has to end after SIGTERM
@@ -123,7 +123,9 @@ class _Log:
         """The line that says how the job ended: its first error, or else the last line."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
         errors = [line for line in lines if line.startswith("fedmpi: error")]
-        return printable(next((line for line in [*errors[:1], *reversed(lines)] if line.strip()), "it printed nothing"))
+        return printable_line(
+            next((line for line in [*errors[:1], *reversed(lines)] if line.strip()), "it printed nothing")
+        )
 
 
 class _ForeignJob(_Log):

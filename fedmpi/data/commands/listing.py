@@ -6,7 +6,7 @@ from fedmpi.data.commands import add_data_dir
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.official import OFFICIAL
 from fedmpi.errors import UserError
-from fedmpi.text import printable
+from fedmpi.text import printable_line
 
 
 def add_parser(commands):
@@ -28,7 +28,7 @@ def run(options):
 
 
 def _print(name, about, place):
-    print(printable(f"{name:<14} {about}\n{'':<14} {place}"))
+    print(printable_line(f"{name:<14} {about}"), printable_line(f"{'':<14} {place}"), sep="\n")
 
 
 def _file_and_size(path):

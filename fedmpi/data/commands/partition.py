@@ -10,7 +10,7 @@ from fedmpi.data.source import ACCOUNT, SILO_NAME, SPLITS, find_file, names_silo
 from fedmpi.data.text import Text, is_text
 from fedmpi.data.writer import check_writable, write_file
 from fedmpi.errors import UserError
-from fedmpi.text import printable
+from fedmpi.text import printable_line
 
 DEFAULT_CLIENTS = 10
 MAX_CLASSES = 20  # columns of the table; with more classes, it has only the total of each client
@@ -106,7 +106,7 @@ def _print_class_counts(counts, num_samples, names):
     print(f"{'client':<8}{'samples':>9}" + "".join(f"{label:>{width}}" for label in range(columns.shape[1])))
     for client in range(min(len(counts), MAX_CLIENTS)):
         print(f"{client:<8}{sizes[client]:>9}" + "".join(f"{count or '.':>{width}}" for count in columns[client]),
-              *([f" {printable(names[client])}"] if names else []))  # fmt: skip
+              *([f" {printable_line(names[client])}"] if names else []))  # fmt: skip
     _print_rest(len(counts))
     print(f"samples per client: {sizes.min()} to {sizes.max()}, {sizes.sum()} of {num_samples} in total")
 

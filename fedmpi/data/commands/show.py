@@ -9,7 +9,7 @@ from fedmpi.data.checksum import checksum
 from fedmpi.data.commands import add_data_dir
 from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.source import ACCOUNT, find_file
-from fedmpi.text import printable, printable_json, short
+from fedmpi.text import printable_json, printable_line, short
 
 MANY = 30  # columns or classes that the closing block names
 MAX_CLASSES = 20  # classes whose numbers of samples are printed
@@ -41,8 +41,8 @@ def show_account(path, as_json=False):
     elif account is None:
         show_file(path)
     else:
-        print(f"{printable(path)}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
-        print("\n".join(map(_one_line, _lines(account, MANY))))
+        print(f"{printable_line(path)}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
+        print("\n".join(map(printable_line, _lines(account, MANY))))
 
 
 def _lines(account, most):
@@ -75,15 +75,10 @@ def show_file(path):
     Raises:
         UserError: if it cannot be read.
     """
-    print(f"{printable(path)}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
+    print(f"{printable_line(path)}: {path.stat().st_size:,} bytes, sha256 {checksum(path)}")
     with readable(path) as file:
         lines = _describe(file)
-    print("\n".join(map(_one_line, lines)))
-
-
-def _one_line(text):
-    """A line that names what strangers named, without what a terminal obeys."""
-    return printable(text).replace("\n", " ")
+    print("\n".join(map(printable_line, lines)))
 
 
 def _describe(file):
