@@ -27,8 +27,8 @@ class Robust(Aggregation):
         super().begin(moment, weights)
         if len(set(weights.values())) > 1:
             raise UserError(
-                f"aggregation {command_name(type(self))} counts all clients equally, and their weights differ: expected "
-                "weighting uniform (weight = 1 in loops of your own)"
+                f"aggregation {command_name(type(self))} counts all clients equally, and their weights differ: "
+                "expected weighting uniform (weight = 1 in loops of your own)"
             )
 
     def average(self, out: torch.Tensor) -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import os
 
 import numpy as np
 import pytest
@@ -320,6 +322,118 @@ def test_secret_streams_do_not_repeat_and_are_normal():
         assert abs(values.mean()) < 0.05 and abs(values.std() - 1) < 0.05 and abs(values.pow(4).mean() - 3) < 0.4
     uniform = SecretStream().uniform(20000)
     assert uniform.min() >= 0 and uniform.max() < 1 and abs(uniform.mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("num", [0, 1, (1 << 15) - 1, 1 << 15, (1 << 15) + 1])  # around what is made at once
+def test_secret_bits_are_never_the_same_twice(num):
+    stream = SecretStream()
+    found = torch.cat([stream.bits(num), stream.bits(num), SecretStream().bits(num)])
+    assert found.dtype == torch.int64 and len(found) == 3 * num == len(found.unique())
+
+
+def test_a_forked_process_has_secrets_of_its_own():
+    stream, (reading, writing) = SecretStream(), os.pipe()
+    stream.bits(1)
+    child = os.fork()
+    if child == 0:
+        os.write(writing, str(stream.bits(1).item()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(reading, 99)) != stream.bits(1).item()
+
+
+class Total(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x):
+        self.total += x.detach().sum()
+        return x
+
+
+def sees_batch_norm(stages, aggregation=None, *layers):
+    """A model with batch norm after a join of two steps, and what it began with."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), *layers)
+    model[1].register_buffer("mask", torch.full((2,), -math.inf))  # a constant
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sending = {"stages": stages} | ({"aggregation": aggregation} if aggregation else {})
+    fed = fedmpi.join(model, algorithm="fedavg", local_steps=1, step_size=0.1, **sending)
+    for _ in range(2):
+        fed.step(lambda: model(torch.randn(50, 2) + 3).square().mean())
+    fed.finish()
+    return model.state_dict(), before
+
+
+def test_stages_see_the_float_buffers_that_change():
+    rows = []
+
+    @dataclasses.dataclass(kw_only=True)
+    class Back(Stage):
+        """Nothing moves."""
+
+        needs_start = True
+
+        def apply(self, sent):
+            rows.append({name: row.tolist() for name, row in sent.rows.items()})
+            for name, row in sent.rows.items():
+                row.copy_(sent.start[name])
+
+    after, before = sees_batch_norm([Back()])
+    for name in ("0.weight", "1.weight", "1.running_mean", "1.running_var", "1.mask"):
+        assert torch.equal(after[name], before[name]), name
+    assert all(0.0 in row["float buffers"] and -math.inf not in row["float buffers"] for row in rows) and len(rows) == 2
+
+
+def test_a_stage_that_spoils_buffers_is_named():
+    class Spoiler(Stage):
+        def apply(self, sent):
+            sent.rows["float buffers"][0] = math.nan
+
+    with pytest.raises(Diverged, match="in round 1: stage spoiler made values of float buffers of client 0 on rank 0"):
+        sees_batch_norm([Spoiler()])
+
+
+def test_buffers_that_would_pass_by_are_refused():
+    @dataclasses.dataclass(kw_only=True)
+    class Hidden(Half):
+        exposes_rows = False
+
+    for stages, aggregation, name in (([NormBound()], None, "norm_bound"), ([], Hidden(), "hidden")):
+        with pytest.raises(UserError, match=f"^buffer '2.total' has float64 .* {name} would not see it"):
+            sees_batch_norm(stages, aggregation, Total())
+
+
+@pytest.mark.parametrize("num_clients", [1, 3])
+@pytest.mark.parametrize("algorithm", [FAFED(), MimeAdam()], ids=["fafed", "mimeadam"])
+def test_an_aggregation_gets_what_the_round_began_with(algorithm, num_clients):
+    """Also in a second exchange of a round, and in memory of its own."""
+    seen = []
+
+    @dataclasses.dataclass(kw_only=True)
+    class Reader(Half):
+        needs_start = True
+
+        def average(self, out):
+            seen.append((self.moment, self.start.clone()))
+            super().average(out)
+            self.start.fill_(7.0)
+
+    oracle = functools.partial(FunctionOracle, lambda client, x, sample: x - client)
+    variables = Variables(torch.full((DIM,), 4.0, dtype=torch.float64))
+    clients = dict.fromkeys(range(num_clients), oracle)
+    federation = Federation(algorithm, SoloLink(), clients, Plan(num_clients, 2), variables, Sending(Reader()))
+    federation.start()
+    for _ in range(3):
+        seen.clear()
+        began = {name: row.clone() for name, row in federation.store.averaged_rows().items()}
+        federation.run_round()
+        assert len(seen) == len(algorithm.exchanges())
+        for moment, start in seen:
+            kinds = [algorithm.kinds.get(row) for row in moment.rows]
+            expected = [began[row] * (kind != "difference") for row, kind in zip(moment.rows, kinds)]
+            assert torch.equal(start, torch.cat(expected))
 
 
 def test_what_a_program_may_give_for_the_sending():
