@@ -83,7 +83,7 @@ class Recorder:
         except OSError as error:
             file = error.filename or self.folder / SETTINGS  # a full disk gives no name
             raise UserError(f"{file}: cannot be written: {error.strerror}") from None
-        self.last = self._last_line(position)
+        self.last, self._cases = self._last_line(position), self._last_cases(position)
         for tracker in self._trackers:
             tracker.begin(self.folder, settings, self.last.get("round", 0))
             self._begun.append(tracker)
@@ -162,6 +162,12 @@ class Recorder:
             begin = max(0, position - max(PIECE, 2 * (position - begin)))
             lines = self._read(begin, position).splitlines(keepends=True)
         return from_line(lines[-1]) if lines and _round_of(lines[-1]) else {}
+
+    def _last_cases(self, position):
+        """The last numbers of test cases in the records before a position; {} if there are none."""
+        written = f'"{CASES_KEY}"'.encode()
+        lines = [line for line in self._read(0, position).splitlines() if written in line]
+        return from_line(lines[-1]).get(CASES_KEY, {}) if lines else {}
 
     def round(self, record, metrics):
         """Write one round.
