@@ -44,8 +44,8 @@ class Moment:
         round_index: from 0; -1 in the start. number: of the exchange within the round, from 0.
         rows: names of the rows that are averaged. region: their place in the vectors of the `Layout`, with the float
             buffers if these are averaged too.
-        serial: number of the exchange among all of this process's federation, from 0. A round that is repeated, or is
-            made again after a checkpoint, has other numbers: nonces come from it, and what was given away is counted.
+        serial: number of the exchange among all that this process makes in the federation, from 0. A round that is
+            repeated has other numbers: for nonces under a key that does not outlive the process.
     """
 
     round_index: int
@@ -108,8 +108,8 @@ class Aggregation(Part):
         block: [numel] the memory in which the only client of a rank works, and where the averages are then.
         moment: the current `Moment`. weights: number -> weight of the clients that take part, on all ranks.
         kept: number -> what `add` has taken, of this rank's clients.
-        start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region and of the
-            buffers, 0 for differences.
+        start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region, 0 for
+            differences, and of the buffers. Where no client has changed a buffer, rows have the same values.
     """
 
     # False: the rows of a client are in memory that no other process of the node can read.

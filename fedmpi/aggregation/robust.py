@@ -1,6 +1,6 @@
 """Rules that a few clients with wrong rows cannot lead astray: each rank reduces a slice of all participants' rows.
 
-Every client counts equally, whatever it says about its data; rows of kind "number" become their mean.
+Every client counts equally, whatever it says about its data; an exchange of numbers alone gives their mean.
 """
 
 import abc
@@ -92,7 +92,7 @@ class CentredClipping(Robust):
 
         def measure(slices: Slices) -> torch.Tensor:
             start = self.start[slices.place].to(slices[0].device)
-            squares.add_(torch.stack([(piece - start).double().square().sum() for piece in slices]).cpu())
+            squares.add_(torch.stack([_move(piece, start).double().square().sum() for piece in slices]).cpu())
             return start
 
         unused = torch.empty_like(out)
@@ -104,10 +104,15 @@ class CentredClipping(Robust):
             start = self.start[slices.place].to(slices[0].device)
             total = torch.zeros_like(start)
             for piece, factor in zip(slices, factors, strict=True):
-                total.add_(piece - start, alpha=factor / len(slices))
+                total.add_(_move(piece, start), alpha=factor / len(slices))
             return total.add_(start)
 
         self.reduce_slices(clip, out)
+
+
+def _move(piece: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """The difference; 0 also where both have the same infinite value, as a mask among the buffers has."""
+    return torch.where(piece == start, 0, piece - start)
 
 
 def trimmed_mean(rows: list[torch.Tensor], trim: int) -> torch.Tensor:

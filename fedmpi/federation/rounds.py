@@ -312,10 +312,15 @@ class Federation:
     def _give_start(self):
         """Give the aggregation what the round began with, if it needs that."""
         if self.aggregation.needs_start:
-            rows = self.store.start_rows()
-            for name in (name for name, kind in self.algorithm.kinds.items() if kind == "difference"):
+            rows = self.store.start_rows(for_stages=False)
+            for name in (name for name in rows if self.algorithm.kinds.get(name) == "difference"):
                 rows[name].zero_()
             self.aggregation.start = torch.cat([*rows.values()])[self._moment.region]
+
+    @property
+    def averages_local_steps(self):
+        """Whether the current exchange is the one after the local steps."""
+        return self._exchange.work is None
 
     def facts(self):
         """What the aggregation and the stages say about themselves: name, like "aggregation_epsilon" -> number."""

@@ -206,16 +206,16 @@ class RowStore:
         self._start.copy_(self.block)
         self._start_buffers.copy_(self.buffers)
 
-    def start(self):
-        """[block] what the round began with, the buffers as in what clients send; 0 for those that none has changed."""
-        behind = self._behind_rows(self._start)
-        self.sent.put(self._start_buffers, behind)
-        self.sent.put_constants(behind, is_zero=True)
-        return self._start
+    def start_rows(self, for_stages=True):
+        """Name -> [dim] what the round began with, a copy: exchanged rows, and float buffers in the order of sending.
 
-    def start_rows(self):
-        """Name -> [dim] of the same for the exchanged rows and the float buffers, as a copy."""
-        return self._with_buffers(self.start().clone())
+        Of buffers that no client has changed, stages see 0, see `begin_stages`, and aggregations the values.
+        """
+        start = self._start.clone()
+        self.sent.put(self._start_buffers, self._behind_rows(start))
+        if for_stages:
+            self.sent.put_constants(self._behind_rows(start), is_zero=True)
+        return self._with_buffers(start)
 
     def new_rows(self):
         """Name -> zeros for each exchanged row and the float buffers, in memory of their own; buffers stay in order."""

@@ -105,13 +105,17 @@ def _parts(federation):
 
 
 def check_parts(federation):
-    """Check that what the aggregation and the stages keep can be in a checkpoint.
+    """Check that what the aggregation and the stages keep can be in a checkpoint, as far as there is something yet.
 
     Raises:
         UserError: with the place of what cannot.
     """
     for name, part in _parts(federation).items():
-        for state in (part.state(), *(part.client_state(client.index) for client in federation.clients)):
+        try:
+            states = part.state(), *(part.client_state(client.index) for client in federation.clients)
+        except Exception:  # it makes what it keeps in its first exchange
+            continue
+        for state in states:
             _flat(name, state)
 
 

@@ -313,7 +313,7 @@ class OwnLoop:
                 self.federation.store.sent.agree_on(state["loop/agreed_buffers"])
             self._done, self._in_round = int(state["loop/step"]), False
             start = self.federation.store.kept_start
-            if start and (self._done or self.has_optimizers):
+            if start:
                 rows = {name: state[f"loop/start/{name}"] for name in start[0]}
                 self.federation.restore_start(rows, state["loop/start_buffers"])
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -410,9 +410,8 @@ class OwnLoop:
         self._keep_start()
 
     def _keep_start(self) -> None:
-        """An optimizer works in the rows before the next round begins, which begins with what they are now."""
-        if self.has_optimizers:
-            self.federation.keep_start()
+        """The next round begins with what all ranks have now, whatever a loop puts into its model before it."""
+        self.federation.keep_start()
 
     def _keep_private(self) -> None:
         """Between two rounds the private values are in the rows, so that the loop has this rank's own model."""
@@ -491,7 +490,9 @@ class OwnLoop:
 
     def _request(self) -> int:
         """See `Federation.begin_round`."""
-        return self._step_size_bits() << REQUEST_BITS | (self._recorded.request() if self._recorded else 0)
+        # Within a round a loop may set another step size: one of them is compared.
+        bits = self._step_size_bits() if self.federation.averages_local_steps else 0
+        return bits << REQUEST_BITS | (self._recorded.request() if self._recorded else 0)
 
     def _announce(self, event: int, error: UserError | None = None) -> None:
         self.federation.reports.announce(event, self.federation.round_index, error)

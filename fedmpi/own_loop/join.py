@@ -163,9 +163,12 @@ class Joined(OwnLoop):
 
     _has_started = False
 
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"loop/started": int(self._has_started)}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._has_started = True
+        self._has_started = bool(state["loop/started"])
 
     @property
     def whole(self) -> Closure | None:

@@ -129,3 +129,32 @@ def test_numbers_of_exchanges_are_never_given_twice(tmp_path):
     fed.step(lambda: model(torch.ones(1, 1)).sum())
     fed.finish()
     assert rounds == [0, 1, 2, 1] and serials == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("rule", [Median(), CentredClipping(radius=100.0)], ids=str)
+def test_kinds_of_rows_that_are_not_exchanged_do_not_matter(rule):
+    @dataclasses.dataclass(frozen=True)
+    class Keeps(fedmpi.algorithms.FedAvg):
+        client_rows = ("delta",)
+        kinds = {"delta": "difference"}
+
+    trace = fedmpi.simulate(
+        Keeps(step_size=0.5), lambda i, x, s: x - i, x0=[4.0], rounds=1, sending=fedmpi.Sending(rule)
+    )
+    assert trace[-1]["rows"]["x"][0, 0] == 1 + 3 * 0.5**10
+
+
+def test_a_part_may_make_what_it_keeps_in_its_first_exchange():
+    @dataclasses.dataclass(kw_only=True)
+    class Lazy(fedmpi.aggregation.mean.Mean):
+        def begin(self, moment, weights):
+            super().begin(moment, weights)
+            self.kept_sum = 0.0
+
+        def state(self):
+            return {"sum": self.kept_sum}
+
+    trace = fedmpi.simulate(
+        fedmpi.algorithms.FedAvg(), lambda i, x, s: x - i, x0=[4.0], rounds=1, sending=fedmpi.Sending(Lazy())
+    )
+    assert len(trace) == 2

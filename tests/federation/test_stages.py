@@ -1,9 +1,11 @@
 """Stages see a client's rows before they are summed, and may change them."""
 
+import copy
 import dataclasses
 import functools
 import math
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -329,6 +331,17 @@ def test_secret_bits_are_never_the_same_twice(num):
     stream = SecretStream()
     found = torch.cat([stream.bits(num), stream.bits(num), SecretStream().bits(num)])
     assert found.dtype == torch.int64 and len(found) == 3 * num == len(found.unique())
+
+
+def test_threads_and_copies_have_secrets_of_their_own():
+    stream, found = SecretStream(), []
+    threads = [threading.Thread(target=lambda: found.append(stream.bits(100_000))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found.append(copy.deepcopy(stream).bits(100_000))
+    assert len(torch.cat(found).unique()) == 500_000
 
 
 def test_a_forked_process_has_secrets_of_its_own():

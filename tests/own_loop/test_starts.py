@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import PROGRAMS
+from helpers import PROGRAMS, start
 
 import fedmpi
 from fedmpi.aggregation.mean import Mean
@@ -180,3 +180,28 @@ def test_facts_of_stages_and_aggregations_are_in_the_accounts(door):
         step()
     fed.finish()
     assert fed.accounts()["counting_calls"] == 2
+
+
+def test_constants_are_no_moves_and_what_a_loop_does_between_rounds_is_one():
+    """Moves of 1 and 2 of three values are within 10, whatever constants a model has; half of one rank's bound is 0.5."""
+    ended = start(2, PROGRAMS / "starts_of_rounds.py", timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert [line for line in lines if "constant" in line] == ["constant [3.0, 3.0, 3.0] 0.0"] * 6, ended.stdout
+    assert [line for line in lines if "between" in line] == ["between [0.5, 0.0, 0.0] 0.5"] * 4, ended.stdout
+
+
+@pytest.mark.parametrize("name", ["stem", "fedadam", "fafed", "scaffold_m"])
+def test_a_state_from_before_the_first_step_begins_with_the_start(name):
+    ends = []
+    for is_loaded in (False, True):
+        torch.manual_seed(0)
+        model, inputs = torch.nn.Linear(2, 1), torch.randn(8, 2)
+        fed = fedmpi.join(model, name, local_steps=2, step_size=0.05)
+        if is_loaded:
+            fed.load_state_dict(fed.state_dict())
+        for _ in range(4):
+            fed.step(lambda model=model, inputs=inputs: (model(inputs) - 1).square().mean())
+        fed.finish()
+        ends.append(model.weight.detach().clone())
+    assert torch.equal(*ends)

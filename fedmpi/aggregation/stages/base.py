@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import math
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -20,24 +21,28 @@ ZEROS = bytes(1 << 18)  # what is encrypted, at once
 class SecretStream:
     """Random numbers that no seed determines: AES-256 in counter mode, keyed once by the operating system.
 
-    They are never saved and never printed. A forked process has a key of its own.
+    They are never saved and never printed. A forked process has a key of its own, and so has a copy.
     """
 
     def __init__(self) -> None:
-        self._process = 0
+        self._process, self._lock = 0, threading.Lock()
         self._encryptor: Any = None
+
+    def __reduce__(self) -> Any:
+        return SecretStream, ()
 
     def bits(self, num: int) -> torch.Tensor:
         """[num] int64, each of the 2^64 values as likely as any other."""
         if not num:
             return torch.empty(0, dtype=torch.int64)
-        if self._process != os.getpid():
-            self._process, self._encryptor = os.getpid(), _new_encryptor()
         size, found = 8 * num, torch.empty(num + BLOCK // 8, dtype=torch.int64)  # the library wants a block more
         memory = memoryview(found.view(torch.uint8).numpy())
-        for begin in range(0, size, len(ZEROS)):
-            zeros = ZEROS[: size - begin]
-            self._encryptor.update_into(zeros, memory[begin : begin + len(zeros) + BLOCK])
+        with self._lock:
+            if self._process != os.getpid():
+                self._process, self._encryptor = os.getpid(), _new_encryptor()
+            for begin in range(0, size, len(ZEROS)):
+                zeros = ZEROS[: size - begin]
+                self._encryptor.update_into(zeros, memory[begin : begin + len(zeros) + BLOCK])
         return found[:num]
 
     def uniform(self, num: int) -> torch.Tensor:
