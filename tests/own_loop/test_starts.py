@@ -183,7 +183,7 @@ def test_facts_of_stages_and_aggregations_are_in_the_accounts(door):
 
 
 def test_constants_are_no_moves_and_what_a_loop_does_between_rounds_is_one():
-    """Moves of 1 and 2 of three values are within 10, whatever constants a model has; half of one rank's bound is 0.5."""
+    """Moves of three values by 1 and 2 are within 10, whatever constants there are; one of two ranks moves by 1."""
     ended = start(2, PROGRAMS / "starts_of_rounds.py", timeout=120)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
