@@ -40,7 +40,7 @@ def test_runs_go_on_with_the_same_bits_on_other_ranks(tmp_path):
     ("words", "line"),
     [
         (("--stages", "norm_boun"), "unknown stage 'norm_boun'; did you mean 'norm_bound'?"),
-        (("--aggregation", "median"), "unknown aggregation 'median'"),
+        (("--aggregation", "krum"), "unknown aggregation 'krum'"),
         (("--stages", "norm_bound", "--stages.norm_bound.bound", 0), "stages.bound = 0.0: expected a number > 0"),
         (("--stages", "norm_bound", "--stages.norm_bound.bnd", 1), "unknown setting stages.norm_bound.bnd"),
         (("--aggregation", "own_sending.TrimmedMean", "--aggregation.trim", -1), "aggregation.trim = -1: expected"),
