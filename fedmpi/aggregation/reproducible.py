@@ -1,13 +1,11 @@
 """The weighted mean in the order of one tree over the clients' numbers: the same bits wherever the clients are."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, Layout, Moment
-from fedmpi.comm.link import Link
+from fedmpi.aggregation.base import Aggregation, Moment
 from fedmpi.comm.summation_order import Placement
 
 ALIGNMENT = 16  # elements; every slot begins on a cache line
@@ -23,9 +21,6 @@ class Reproducible(Aggregation):
     is_reproducible: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
-
-    def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
-        super().open(link, layout, clients)
 
     def allocate(self, numel: int) -> torch.Tensor:
         """The first partial sum."""

@@ -378,7 +378,7 @@ class OwnLoop:
                     rows[name].copy_(x)
             private.clean()
             private.give_back(self._client)
-        self._keep_start()
+        self.federation.keep_start()
         flat.point_at(self._current(), self._client.buffers)
 
     def _check_state(self, state: object) -> None:
@@ -407,10 +407,6 @@ class OwnLoop:
         self._keep_private()
         self.federation.start()
         self.federation.private.give_back(self._client)
-        self._keep_start()
-
-    def _keep_start(self) -> None:
-        """The next round begins with what all ranks have now, whatever a loop puts into its model before it."""
         self.federation.keep_start()
 
     def _keep_private(self) -> None:
@@ -477,7 +473,7 @@ class OwnLoop:
         self.round_loss = federation.end_round(self._losses)
         self._in_round, self._done, self.averaged = False, 0, True
         federation.private.give_back(self._client)
-        self._keep_start()
+        self.federation.keep_start()
         found = federation.requests >> REQUEST_BITS
         if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
             raise UserError(
