@@ -45,6 +45,7 @@ class Arguments(RunSettings):
     partition: Choice | Any = None
     oracle: Choice | Any = None
     aggregation: Choice | Any = None
+    codec: Choice | Any = None
     stages: str | Sequence[Any] | Mapping[str, Any] | None = None
     preset: str | None = None
     config: Place | None = None

@@ -2,8 +2,9 @@
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from fedmpi.comm.link import Link, Reduce, Slices
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
 from fedmpi.settings import check
+
+if TYPE_CHECKING:
+    from fedmpi.aggregation.codecs.base import Codec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Moment:
             buffers if these are averaged too.
         serial: number of the exchange among all that this process makes in the federation, from 0. A round that is
             repeated has other numbers: for nonces under a key that does not outlive the process.
+        seed: of the run. What all ranks are to draw alike comes from it, the round and the exchange
+            (`fedmpi.streams.generator`); a round that is repeated draws the same.
     """
 
     round_index: int
@@ -53,6 +59,7 @@ class Moment:
     rows: tuple[str, ...]
     region: slice
     serial: int = 0
+    seed: int = 0
 
 
 class Part(abc.ABC):  # noqa: B024  its subclasses have abstract methods
@@ -110,6 +117,7 @@ class Aggregation(Part):
         kept: number -> what `add` has taken, of this rank's clients.
         start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region, 0 for
             differences, and of the buffers. Where no client has changed a buffer, rows have the same values.
+        codec: the `Codec` in which rows travel, or None; with it, there is `start`, too.
     """
 
     # False: the rows of a client are in memory that no other process of the node can read.
@@ -120,6 +128,8 @@ class Aggregation(Part):
     keeps_finite: ClassVar[bool] = False
     # Whether it reads `start`.
     needs_start: ClassVar[bool] = False
+    # Whether it sends rows by `reduce_slices` alone: they may then travel in a codec that is not linear.
+    takes_codecs: ClassVar[bool] = False
     # How many clients have to take part in every exchange.
     least_clients: ClassVar[int] = 1
     # Whether `out` may be shorter than what was added: float buffers that no client has changed stand last and are left
@@ -136,6 +146,8 @@ class Aggregation(Part):
         self._of_all_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
         self.block = self.allocate(layout.numel)
         self.start = self.block[:0]
+        self.codec: Codec | None = None
+        self._adds_weighted = len(inspect.signature(self.add).parameters) > 2
 
     def allocate(self, numel: int) -> torch.Tensor:
         """[numel] zeros where the link sums fastest, or, without `exposes_rows`, of this process alone. Collective."""
@@ -157,14 +169,21 @@ class Aggregation(Part):
             )
         self.moment, self.weights = moment, dict(weights)
         self.kept: dict[int, torch.Tensor] = {}
+        if self.codec is not None:
+            self.codec.begin(moment)
 
-    def add(self, client: int, rows: torch.Tensor) -> None:
-        """Take what a client of this rank sends. Not collective.
+    def take(self, client: int, rows: torch.Tensor) -> None:
+        """Call `add`, which may do without the weight."""
+        self.add(client, rows, *([self.weights[client]] if self._adds_weighted else []))
+
+    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
+        """Take what a client of this rank sends. Not collective. A class may define it as ``add(client, rows)``, too.
 
         Args:
             client: its number, one of those that take part.
-            rows: [n] the current region, contiguous, without a weight; it may be overwritten, and contains
-                something else after the call.
+            rows: [n] the current region, contiguous, not yet multiplied by the weight; it may be overwritten, and
+                contains something else after the call.
+            weight: of the client, as in `weights`.
         """
         # Alone on its rank, a client works in the block, where the rows stay.
         self.kept[client] = rows if len(self.clients) == 1 else rows.clone()
@@ -205,4 +224,41 @@ class Aggregation(Part):
             slices.clients = clients
             return reduce(slices) if len(slices) > 1 else slices[0]
 
-        self.link.exchange_slices(self.vectors(), of_several, out)
+        if self.codec is None or self.are_numbers:
+            self.link.exchange_slices(self.vectors(), of_several, out)
+        else:
+            self._reduce_words(self.codec, of_several, out)
+
+    def _reduce_words(self, codec: "Codec", reduce: Reduce, out: torch.Tensor) -> None:
+        """`reduce_slices` where each client's words are read with its slice, and the results are written again."""
+        start = self.start
+        # Clients know what was read of their differences; what all know of the mean must be the mean of these.
+        is_exact = "difference" in map(self.layout.kinds.get, self.moment.rows)
+
+        def of_words(words: Slices) -> torch.Tensor:
+            began = start[words.place].to(words[0].device)
+            result = reduce(Slices((codec.decode(each).add_(began) for each in words), words.place))
+            return result if is_exact else codec.encode(moves(result, began))
+
+        sent = [codec.encode(moves(rows, start)) for rows in self.vectors()]
+        words_back = out.clone() if is_exact else torch.empty_like(codec.encode(start))
+        self.link.exchange_slices(sent, of_words, words_back)
+        out.copy_(words_back if is_exact else codec.decode(words_back).add_(start))
+        self.clamp_squares(out)
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether the current exchange is one of numbers, which travel as they are."""
+        return all(self.layout.kinds.get(row) == "number" for row in self.moment.rows)
+
+    def clamp_squares(self, out: torch.Tensor) -> None:
+        """A mean of squares is never below 0: mend it in an `out` that a codec has written."""
+        dim = self.layout.dim
+        for number, row in enumerate(self.moment.rows):
+            if self.layout.kinds.get(row) == "square":
+                out[number * dim : (number + 1) * dim].clamp_(min=0)
+
+
+def moves(rows: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """The difference; 0 also where both have the same infinite value, as a mask among the buffers has."""
+    return torch.where(rows == start, 0, rows - start)

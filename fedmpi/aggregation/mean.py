@@ -29,8 +29,8 @@ class Mean(Aggregation):
         super().begin(moment, weights)
         self._turns = 0
 
-    def add(self, client: int, rows: torch.Tensor) -> None:
-        if (weight := self.weights[client]) != 1:
+    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
+        if weight != 1:
             rows.mul_(weight)
         turn, region = self._turns, self.moment.region
         self._turns += 1

@@ -36,8 +36,8 @@ class Reproducible(Aggregation):
             turns, self._partials = self._placement.plan(tuple(sorted(weights)))
             self._turns = turns[self.link.members[self.link.rank]]
 
-    def add(self, client: int, rows: torch.Tensor) -> None:
-        if (weight := self.weights[client]) != 1:
+    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
+        if weight != 1:
             rows.mul_(weight)
         sums = {name: self._slots[slot][self.moment.region] for name, slot in self._turns.slots.items()}
         if client not in sums:

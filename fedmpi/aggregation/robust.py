@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, Moment
+from fedmpi.aggregation.base import Aggregation, Moment, moves
 from fedmpi.comm.link import Slices
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name
@@ -22,6 +22,7 @@ class Robust(Aggregation):
 
     is_base = True
     least_clients: ClassVar[int] = 2
+    takes_codecs: ClassVar[bool] = True
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
         super().begin(moment, weights)
@@ -32,7 +33,7 @@ class Robust(Aggregation):
             )
 
     def average(self, out: torch.Tensor) -> None:
-        if all(self.layout.kinds.get(row) == "number" for row in self.moment.rows):
+        if self.are_numbers:
             self.reduce_slices(lambda slices: torch.stack(slices).mean(0), out)
         else:
             self.combine(out)
@@ -92,7 +93,7 @@ class CentredClipping(Robust):
 
         def measure(slices: Slices) -> torch.Tensor:
             start = self.start[slices.place].to(slices[0].device)
-            squares.add_(torch.stack([_move(piece, start).double().square().sum() for piece in slices]).cpu())
+            squares.add_(torch.stack([moves(piece, start).double().square().sum() for piece in slices]).cpu())
             return start
 
         unused = torch.empty_like(out)
@@ -104,15 +105,10 @@ class CentredClipping(Robust):
             start = self.start[slices.place].to(slices[0].device)
             total = torch.zeros_like(start)
             for piece, factor in zip(slices, factors, strict=True):
-                total.add_(_move(piece, start), alpha=factor / len(slices))
+                total.add_(moves(piece, start), alpha=factor / len(slices))
             return total.add_(start)
 
         self.reduce_slices(clip, out)
-
-
-def _move(piece: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """The difference; 0 also where both have the same infinite value, as a mask among the buffers has."""
-    return torch.where(piece == start, 0, piece - start)
 
 
 def trimmed_mean(rows: list[torch.Tensor], trim: int) -> torch.Tensor:

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import fedmpi.aggregation
+import fedmpi.aggregation.codecs
 import fedmpi.aggregation.stages
 from fedmpi.aggregation.base import Aggregation, Layout
+from fedmpi.aggregation.codecs.base import AsRead, Codec
+from fedmpi.aggregation.coded import MeanOfSlices, MeanOfWords
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.comm.link import Link
@@ -19,7 +22,7 @@ from fedmpi.registry import command_name, find
 
 @dataclasses.dataclass(frozen=True)
 class Sending:
-    """What the user chose: an `Aggregation` and `Stage`s, none of them open.
+    """What the user chose: an `Aggregation`, `Stage`s and a `Codec` or None, none of them open.
 
     >>> import fedmpi
     >>> from fedmpi.aggregation.stages.norm_bound import NormBound
@@ -32,39 +35,69 @@ class Sending:
 
     aggregation: Aggregation = dataclasses.field(default_factory=Mean)
     stages: Sequence[Stage] = ()
+    codec: Codec | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UserError if the aggregation does not work with the codec."""
+        if in_codec(self.aggregation, self.codec) is None:
+            whole, codec = command_name(type(self.aggregation)), command_name(type(self.codec))
+            raise UserError(
+                f"codec {codec} does not work with aggregation {whole}: expected --aggregation mean, or another codec "
+                "(docs/aggregation.md has a table)"
+            )
 
     def as_texts(self) -> dict[str, str]:
         """Name -> text, which differ if ranks were given something else."""
-        return {"aggregation": _as_text(self.aggregation), "stages": str([*map(_as_text, self.stages)])}
+        codec = "none" if self.codec is None else _as_text(self.codec)
+        return {
+            "aggregation": _as_text(self.aggregation), "stages": str([*map(_as_text, self.stages)]), "codec": codec
+        }  # fmt: skip
 
     def as_objects(self) -> dict[str, Any]:
         """Name -> object: the aggregation and the stages."""
         stages = {f"stage {number}": stage for number, stage in enumerate(self.stages)}
-        return {"aggregation": self.aggregation, **stages}
+        return {"aggregation": self.aggregation, **stages} | ({"codec": self.codec} if self.codec else {})
 
     def opened(self, link: Link, layout: Layout, clients: Iterable[int]) -> tuple[Aggregation, dict[str, Stage]]:
         """(the aggregation, name -> stage), opened copies for one federation. Collective on the link.
 
         A stage's name is that of its class, with a number if the name is there again.
         """
-        aggregation = _unused(self.aggregation)
-        stages: dict[str, Stage] = {}
+        codec = _unused(self.codec)
+        aggregation = _unused(in_codec(self.aggregation, codec))
         aggregation.open(link, layout, clients)
+        aggregation.codec = codec
+        stages: dict[str, Stage] = {}
         names: collections.Counter[str] = collections.Counter()
         for stage in map(_unused, self.stages):
             name = command_name(type(stage))
             names[name] += 1
             stages[f"{name}-{names[name]}" if names[name] > 1 else name] = stage
             stage.open(link, layout)
+        if codec is not None:
+            codec.open(link, layout)
+            if "difference" in layout.kinds.values():
+                stages["codec"] = AsRead(codec=codec)
+                stages["codec"].open(link, layout)
         return aggregation, stages
 
 
-def chosen(aggregation: Any, stages: Any) -> Sending:
+def in_codec(aggregation: Aggregation, codec: Codec | None) -> Aggregation | None:
+    """The aggregation that does the same where rows travel in a codec; None if there is none."""
+    if codec is None:
+        return aggregation
+    if type(aggregation) is Mean:
+        return MeanOfWords() if codec.is_linear else MeanOfSlices()
+    return aggregation if aggregation.takes_codecs and not codec.is_linear else None
+
+
+def chosen(aggregation: Any, stages: Any, codec: Any = None) -> Sending:
     """The `Sending` of what a program gives.
 
     Args:
         aggregation: a name, a dotted path, an `Aggregation` or such a class.
         stages: a list of the same for `Stage`s, or names separated by commas.
+        codec: the same for a `Codec`; None or "none": rows travel as they are.
 
     Raises:
         UserError: one line: what was given, what is allowed.
@@ -76,13 +109,16 @@ def chosen(aggregation: Any, stages: Any) -> Sending:
             f"stages is a {type(stages).__name__}: expected a list of names or objects, like ['norm_bound']"
         )
     whole = _made("aggregation", aggregation, fedmpi.aggregation, Aggregation)
-    return Sending(whole, tuple(_made("stage", stage, fedmpi.aggregation.stages, Stage) for stage in stages))
+    made = tuple(_made("stage", stage, fedmpi.aggregation.stages, Stage) for stage in stages)
+    written = None if codec in (None, "none") else _made("codec", codec, fedmpi.aggregation.codecs, Codec)
+    return Sending(whole, made, written)
 
 
 def _unused(part: Any) -> Any:
-    """A copy of an aggregation or stage, for which `__post_init__` has made anew what it makes."""
+    """A copy of a part, for which `__post_init__` has made anew what it makes; of None, None."""
     part = copy.copy(part)
-    part.__post_init__()
+    if part is not None:
+        part.__post_init__()
     return part
 
 

@@ -19,6 +19,7 @@ import typing
 from torch import nn
 
 import fedmpi.aggregation
+import fedmpi.aggregation.codecs
 import fedmpi.aggregation.stages
 import fedmpi.algorithms
 import fedmpi.data.partitions
@@ -26,6 +27,7 @@ import fedmpi.models
 import fedmpi.oracles
 import fedmpi.tasks
 from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
@@ -71,7 +73,7 @@ class Config:
         model_class, model_settings: a `torch.nn.Module` class and its keyword arguments; None and
             {} for the task's default model and for tasks without a model.
         partition: a `Partition`, or None if the task has none.
-        sending: a `Sending`, the aggregation and the stages.
+        sending: a `Sending`, the aggregation, the stages and the codec.
         resolved: nested dict of all of it, as written to the run folder and by --print_config.
         notes: lines that the program prints on rank 0 before it starts.
         origin: folder of the settings file that the user gave, or None.
@@ -105,6 +107,7 @@ CHOICES = {
     "model": Choice(fedmpi.models, nn.Module, None),
     "partition": Choice(fedmpi.data.partitions, Partition, "even"),
     "aggregation": Choice(fedmpi.aggregation, Aggregation, "mean"),
+    "codec": Choice(fedmpi.aggregation.codecs, Codec, None),
 }
 STAGES = "stages"  # the group of which several classes are chosen: --stages a,b, with settings like --stages.a.bound
 
@@ -164,13 +167,13 @@ def resolve(layers, resumed, objects=None):
 
 
 def _choose(group, name, chosen):
-    """The class chosen for a group, or None for a model that is left to the task.
+    """The class chosen for a group, or None for a model that is left to the task, or no codec.
 
     If the user names none, a task or an algorithm chosen before may name its own: the black-box
     attack chooses the two-point oracle, the AUC task its partition.
     """
     choice = CHOICES[group]
-    if name in (None, "null"):
+    if name in (None, "null") or (group == "codec" and name == "none"):
         wishes = [getattr(cls, group, None) for cls in (chosen.get("task"), chosen.get("algorithm"))]
         name = next((wish for wish in wishes if isinstance(wish, str)), choice.default)
     return None if name is None else find(group, name, choice.package, choice.base)
@@ -296,7 +299,7 @@ def _build(classes, values, paper, objects, stages):
         model_class=_maker(objects["model"]) if "model" in objects else classes["model"],
         model_settings=of("model"),
         partition=partition,
-        sending=Sending(make("aggregation"), tuple(stages)),
+        sending=Sending(make("aggregation"), tuple(stages), make("codec") if classes["codec"] else None),
         resolved=resolved | ({"paper": paper} if paper else {}),
     )
 
@@ -309,7 +312,7 @@ def same_on_all_ranks(config):
     if isinstance(config, str):
         return {"--help, --list or --print_config": "given"}
     parts = {"": config.run, "algorithm.": config.algorithm, "task.": config.task, "oracle.": config.oracle}
-    parts["aggregation."] = config.sending.aggregation
+    parts |= {"aggregation.": config.sending.aggregation, "codec.": config.sending.codec or config.sending.aggregation}
     own = {f"{prefix}{name}" for prefix, part in parts.items() for name in per_rank(type(part))}
     flat = flatten({**config.resolved, "resume": config.run.resume, "paper": None})
     texts = {key: _told_apart(value) for key, value in flat.items() if key not in own}

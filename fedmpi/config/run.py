@@ -18,6 +18,7 @@ GROUPS = {
     "model": "problem",
     "partition": "problem",
     "aggregation": "learning",
+    "codec": "learning",
     "stages": "learning",
 }
 

@@ -39,7 +39,7 @@ def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=Fal
     check_rows(algorithm)
     sending, x = sending or Sending(), variables.x
     _check_alone(algorithm, sending.aggregation)
-    sent = _sent_buffers(variables, in_order=not sending.aggregation.leaves_out_constants)
+    sent = _sent_buffers(variables, in_order=bool(sending.codec) or not sending.aggregation.leaves_out_constants)
     segments = variables.segments or [slice(0, x.numel())]
     numel = len(algorithm.exchanged) * x.numel() + sent.sizes[0]
     parameters = (tuple(segments), tuple(variables.names), tuple(variables.shapes))
@@ -59,7 +59,7 @@ def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=Fal
         client.oracle = make_oracle(client)
         clients.append(client)
     server.x.copy_(x)
-    if any(part.needs_start for part in (aggregation, *stages.values())):
+    if aggregation.codec or any(part.needs_start for part in (aggregation, *stages.values())):
         store.need_start()
     private = PrivateParts(store, variables, clients)
     return Parts(aggregation, stages, store, server, Server(own, *of_problem), clients, private)

@@ -170,7 +170,7 @@ class Federation:
         self._is_start_kept = False
         store.begin_exchange(exchange.rows, number == 0)
         self._exchange, self._serial = exchange, self._serial + 1
-        self._moment = Moment(current.index, number, exchange.rows, store.region, self._serial)
+        self._moment = Moment(current.index, number, exchange.rows, store.region, self._serial, self.plan.seed)
         self._give_start()
         try:
             self.aggregation.begin(self._moment, weights)
@@ -311,7 +311,7 @@ class Federation:
 
     def _give_start(self):
         """Give the aggregation what the round began with, if it needs that."""
-        if self.aggregation.needs_start:
+        if self.aggregation.needs_start or self.aggregation.codec:
             rows = self.store.start_rows(for_stages=False)
             for name in (name for name in rows if self.algorithm.kinds.get(name) == "difference"):
                 rows[name].zero_()
@@ -324,7 +324,8 @@ class Federation:
 
     def facts(self):
         """What the aggregation and the stages say about themselves: name, like "aggregation_epsilon" -> number."""
-        parts = {"aggregation": self.aggregation, **self.stages}
+        codec = self.aggregation.codec
+        parts = {"aggregation": self.aggregation, **self.stages} | ({"codec": codec} if codec else {})
         return {f"{name}_{key}": float(value) for name, part in parts.items() for key, value in part.facts().items()}
 
     def use_averages(self, then, participants):

@@ -171,7 +171,7 @@ class RowStore:
 
         `position` is its place among those of this rank, `client` its number.
         """
-        self.aggregation.add(client, self._work[self.region])
+        self.aggregation.take(client, self._work[self.region])
         if self.wide.numel():
             self.wide.add_(self._wide_turn, alpha=self.aggregation.weights[client])
         if self._pending is not None:

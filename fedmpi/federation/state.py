@@ -101,7 +101,8 @@ def work_alone(federation, action, clients=None):
 def _parts(federation):
     """Name -> what has a state of its own, between the clients and the server."""
     stages = {f"stages/{name}": stage for name, stage in federation.stages.items()}
-    return {"aggregation": federation.aggregation, **stages}
+    codec = federation.aggregation.codec
+    return {"aggregation": federation.aggregation, **stages} | ({"codec": codec} if codec else {})
 
 
 def check_parts(federation):

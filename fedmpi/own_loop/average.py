@@ -49,6 +49,7 @@ def average(
     seed: int = 0,
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
+    codec: Any = None,
     record: str | os.PathLike[str] | Recording | None = None,
     may_differ: Literal["code"] | None = None,
     **settings: Any,
@@ -90,6 +91,7 @@ def average(
             others call ``fed.step()`` as often, but make no step: ``if fed.takes_part: optimizer.step()``.
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
             `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
+        codec: how rows are written for their way: the same for a `Codec`; None: as they are.
         record: path of a run folder, or a `fedmpi.Recording` that also says what else is recorded, and resumes.
         may_differ: "code": the user's classes and functions behind `model`, `aggregation` and `stages` need not be the
             same on all ranks, which is otherwise an error.
@@ -108,7 +110,7 @@ def average(
     optimizers = agree(link, lambda: _listed(optimizer))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation))
     module = unwrapped(model)
-    sending = agree(link, lambda: chosen(aggregation, stages))
+    sending = agree(link, lambda: chosen(aggregation, stages, codec))
     recording = agree(link, lambda: chosen_recording(record))
     arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
     arguments |= agree(link, lambda: check_may_differ(may_differ))

@@ -127,7 +127,7 @@ def _derived(outcome, size, key, settings):
     resolved["algorithm"] = {**resolved["algorithm"], "step_size": size}
     sending = config.sending
     if settings:  # nothing is sent: neither noise nor compression
-        sending, none = Sending(), {"aggregation": {"name": "mean"}, "stages": {"name": None}}
+        sending, none = Sending(), {"aggregation": {"name": "mean"}, "stages": {"name": None}, "codec": None}
         resolved |= none
     return dataclasses.replace(config, run=run, algorithm=algorithm, sending=sending, resolved=resolved)
 

@@ -1,0 +1,45 @@
+"""A random share of the values, the same on all ranks."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.aggregation.base import Layout, Moment
+from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.comm.link import Link
+from fedmpi.settings import setting
+from fedmpi.streams import generator
+
+
+@dataclasses.dataclass(kw_only=True)
+class RandomK(Codec):
+    """The moves of k of all d coordinates, drawn alike on all ranks for every exchange by the run's seed.
+
+    Of points they are multiplied by d / k: on average, the move. Other rows have fresh values in these coordinates,
+    and keep the server's, which are older, in the others.
+
+    Source: Konečný et al., "Federated Learning: Strategies for Improving Communication Efficiency", 2016,
+    arXiv:1610.05492, section 2 (random mask).
+    """
+
+    name = "random_k"
+    is_linear = True
+
+    fraction: float = setting(0.1, "k / d, fraction of the coordinates that are sent; at least one is", above=0, most=1)
+
+    def open(self, link: Link, layout: Layout) -> None:
+        super().open(link, layout)
+        self._number = max(1, round(self.fraction * layout.dim))
+        self.share = self._number / layout.dim
+
+    def begin(self, moment: Moment) -> None:
+        super().begin(moment)
+        draw = generator(moment.seed, "random_k", moment.round_index, moment.number)
+        places = draw.choice(self.layout.dim, self._number, replace=False, shuffle=False)
+        self._places = torch.from_numpy(places).sort().values.to(self.layout.device)
+
+    def encode(self, moves: torch.Tensor) -> torch.Tensor:
+        return moves[self._places]
+
+    def decode(self, words: torch.Tensor) -> torch.Tensor:
+        return words.new_zeros(self.layout.dim).index_copy_(0, self._places, words)

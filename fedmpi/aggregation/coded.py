@@ -1,0 +1,70 @@
+"""The weighted mean where rows travel in a codec."""
+
+import dataclasses
+
+import torch
+
+from fedmpi.aggregation.base import Aggregation, Moment, moves
+from fedmpi.comm.link import Slices
+
+
+@dataclasses.dataclass(kw_only=True)
+class MeanOfWords(Aggregation):
+    """The mean of rows in a linear codec: words are added up, and only their sum is read.
+
+    Float buffers and numbers travel as they are, behind the words.
+    """
+
+    is_base = True  # `mean` becomes it
+
+    def begin(self, moment: Moment, weights: dict[int, float]) -> None:
+        super().begin(moment, weights)
+        dim, number = self.layout.dim, 0 if self.are_numbers else len(moment.rows)
+        self._rows = {row: slice(k * dim, (k + 1) * dim) for k, row in enumerate(moment.rows[:number])}
+        self._end, self._total = number * dim, self.block[moment.region][:0]
+
+    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
+        words = self._written(rows).mul_(weight)
+        if len(self._total):
+            self._total.add_(words)
+        else:
+            self._total = self.block[self.moment.region][: len(words)].copy_(words)
+
+    def _written(self, rows: torch.Tensor) -> torch.Tensor:
+        """The words of all rows, and what is not coded behind them."""
+        assert self.codec is not None
+        words = [self.codec.encode(moves(rows[place], self.start[place])) for place in self._rows.values()]
+        return torch.cat([*words, rows[self._end :]])
+
+    def average(self, out: torch.Tensor) -> None:
+        assert self.codec is not None
+        if not len(self._total):  # none of this rank's clients takes part
+            words = self._written(self.start)
+            self._total = self.block[self.moment.region][: len(words)].zero_()
+        total = self._total
+        self.link.average(total, sum(self.weights.values()), total)
+        num_words = len(total) - (len(out) - self._end)
+        behind, words = total[num_words:].clone(), total[:num_words].clone()  # `out` may be the same memory
+        out[self._end :] = behind
+        for (row, place), of_row in zip(self._rows.items(), words.chunk(max(1, len(self._rows))), strict=False):
+            moved = self.codec.decode(of_row)
+            if self.layout.kinds.get(row, "point") == "point":
+                moved.div_(self.codec.share)
+            torch.add(moved, self.start[place], out=out[place])
+        self.clamp_squares(out)
+
+
+@dataclasses.dataclass(kw_only=True)
+class MeanOfSlices(Aggregation):
+    """The mean of rows in a codec that is not linear: every client's words are read where a slice is reduced."""
+
+    is_base = True  # `mean` becomes it
+
+    def average(self, out: torch.Tensor) -> None:
+        self.reduce_slices(self._mean, out)
+
+    def _mean(self, slices: Slices) -> torch.Tensor:
+        total = torch.zeros_like(slices[0])
+        for client, rows in zip(slices.clients, slices, strict=True):
+            total.add_(rows, alpha=self.weights[client])
+        return total.div_(sum(self.weights.values()))
