@@ -241,9 +241,10 @@ class Aggregation(Part):
             return result if is_exact else codec.encode(moves(result, began))
 
         sent = [codec.encode(moves(rows, start)) for rows in self.vectors()]
-        words_back = out.clone() if is_exact else torch.empty_like(codec.encode(start))
-        self.link.exchange_slices(sent, of_words, words_back)
-        out.copy_(words_back if is_exact else codec.decode(words_back).add_(start))
+        written = codec.encode(start)
+        result = torch.empty_like(out if is_exact else written)
+        self.link.exchange_slices(sent, of_words, result, written.dtype)
+        out.copy_(result if is_exact else codec.decode(result).add_(start))
         self.clamp_squares(out)
 
     @property

@@ -67,18 +67,17 @@ class Sending:
         aggregation = _unused(in_codec(self.aggregation, codec))
         aggregation.open(link, layout, clients)
         aggregation.codec = codec
+        passed = [*map(_unused, self.stages)]
+        if codec is not None:
+            codec.open(link, layout)
+            passed += [AsRead(codec=codec)] if "difference" in layout.kinds.values() else []
         stages: dict[str, Stage] = {}
         names: collections.Counter[str] = collections.Counter()
-        for stage in map(_unused, self.stages):
+        for stage in passed:
             name = command_name(type(stage))
             names[name] += 1
             stages[f"{name}-{names[name]}" if names[name] > 1 else name] = stage
             stage.open(link, layout)
-        if codec is not None:
-            codec.open(link, layout)
-            if "difference" in layout.kinds.values():
-                stages["codec"] = AsRead(codec=codec)
-                stages["codec"].open(link, layout)
         return aggregation, stages
 
 

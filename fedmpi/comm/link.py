@@ -36,8 +36,8 @@ class Traffic:
     """How much a rank has given to collectives so far.
 
     Attributes:
-        collectives: number of Allreduces of model vectors.
-        nbytes: their payload in bytes, per rank.
+        collectives: number of Allreduces of model vectors, and of what takes their place.
+        nbytes: their payload in bytes, per rank; where slices are exchanged, half of what goes there and back.
         largest: payload in bytes of the largest one.
         other_bytes: payload of everything else: losses, metrics, agreements.
     """
@@ -52,6 +52,10 @@ class Traffic:
         self.collectives += 1
         self.nbytes += nbytes
         self.largest = max(self.largest, nbytes)
+
+    def add_slices(self, vectors: list[torch.Tensor], out: torch.Tensor) -> None:
+        """Count one exchange of slices: as one Allreduce of the same vector if the rank sends one."""
+        self.add((sum(vector.nbytes for vector in vectors) + out.nbytes) // 2)
 
     def restore(self, numbers: dict[str, int]) -> None:
         """Take other numbers: name -> number, as `dataclasses.asdict` gives them; {}: nothing so far."""
@@ -132,17 +136,20 @@ class Link(abc.ABC):
         """
 
     @abc.abstractmethod
-    def exchange_slices(self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor) -> None:
+    def exchange_slices(
+        self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> None:
         """Let each rank reduce one slice of all ranks' vectors, and give all ranks the whole result.
 
         In memory that a node's ranks share nothing is copied, if each rank has at most one vector, and it is `out`.
 
         Args:
-            vectors: list of [n], contiguous, of one type on all ranks; a rank may have none or several.
+            vectors: list of [n], contiguous; a rank may have none or several.
             reduce: function of `Slices`, [m] each, m > 0, of all vectors in the order of the ranks, one or more -> [m].
                 It is called any number of times, for different places that are all of [n] once, and must not change
                 the slices.
             out: [n], of the same type on every rank; it may be one of the vectors.
+            dtype: of the vectors; None: that of `out`.
         """
 
     @abc.abstractmethod
@@ -241,8 +248,10 @@ class SoloLink(Link):
     def add_integers(self, block: torch.Tensor) -> None:
         self.traffic.add(block.nbytes)
 
-    def exchange_slices(self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor) -> None:
-        self.traffic.add(out.nbytes)
+    def exchange_slices(
+        self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> None:
+        self.traffic.add_slices(vectors, out)
         if out.numel():
             out.copy_(reduce(Slices(vectors, slice(0, out.numel()))))
 

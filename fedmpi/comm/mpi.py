@@ -155,8 +155,8 @@ class MPILink(Link):
             self._attempt(lambda: add_integers(self.topology.world, host))
             block.copy_(host)
 
-    def exchange_slices(self, vectors, reduce, out):
-        self.traffic.add(out.nbytes)
+    def exchange_slices(self, vectors, reduce, out, dtype=None):
+        self.traffic.add_slices(vectors, out)
         transport = self._sharing(out)
         is_in_place = transport is not None and [vector.data_ptr() for vector in vectors] in ([], [out.data_ptr()])
         everyone = self.allgather([len(vectors), is_in_place])
@@ -169,7 +169,7 @@ class MPILink(Link):
         else:
             host = out.cpu()
             on_host = [vector.cpu() for vector in vectors]
-            self._attempt(lambda: exchange_slices(self.topology.world, on_host, reduce, host))
+            self._attempt(lambda: exchange_slices(self.topology.world, on_host, reduce, host, dtype or out.dtype))
             out.copy_(host)
 
     def allgather_vectors(self, vector):

@@ -14,26 +14,29 @@ WORDS = {torch.int32: np.uint32, torch.int64: np.uint64}  # what add_integers ta
 # C leaves it undefined what happens when a sum of signed integers overflows; that of unsigned ones wraps.
 
 
-def exchange_slices(ranks, vectors, reduce, out):
+def exchange_slices(ranks, vectors, reduce, out, dtype):
     """Let each rank reduce one slice of all ranks' vectors, and give all ranks the results; see `Link`.
 
-    Collective on `ranks`, a `Communicator`; the vectors and `out` are on the CPU.
+    Collective on `ranks`, a `Communicator`; the vectors, of `dtype`, and `out` are on the CPU.
     """
-    held, size = ranks.allgather([len(vectors)])[:, 0].astype(int), out.element_size()
+    held, size = ranks.allgather([len(vectors)])[:, 0].astype(int), max(out.element_size(), dtype.itemsize)
     for begin in range(0, out.numel(), PIECE // size):
         piece = slice(begin, min(begin + PIECE // size, out.numel()))
         parts = slices(0, piece.stop - begin, ranks.size, size)
-        counts = [(part.stop - part.start) * size for part in parts], [part.start * size for part in parts]
+        lengths, begins = np.array([[part.stop - part.start, part.start] for part in parts]).T
+        there, back = (
+            ((lengths * each.itemsize).tolist(), (begins * each.itemsize).tolist()) for each in (dtype, out.dtype)
+        )
         layers = []  # layer k consists of the k-th vector of every rank that has so many
         for k in range(max(held)):
             names = [k if k < number else None for number in held]
-            vector = vectors[k][piece] if k < len(vectors) else out[:0]
-            layers.append(send_slices(ranks, names, vector, counts))
+            vector = vectors[k][piece] if k < len(vectors) else torch.empty(0, dtype=dtype)
+            layers.append(send_slices(ranks, names, vector, there))
         own_slices = [layers[k][rank] for rank, number in enumerate(held) for k in range(number)]
         own_part = parts[ranks.rank]
         own_slices = Slices(own_slices, slice(begin + own_part.start, begin + own_part.stop))
-        total = reduce(own_slices).to(out.dtype).contiguous() if counts[0][ranks.rank] else out[:0]
-        ranks.wait(ranks.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), counts]))
+        total = reduce(own_slices).to(out.dtype).contiguous() if lengths[ranks.rank] else out[:0]
+        ranks.wait(ranks.mpi.Iallgatherv(as_bytes(total), [as_bytes(out[piece]), back]))
 
 
 def send_slices(ranks, names, vector, counts):

@@ -13,7 +13,8 @@ import torch
 
 import fedmpi
 from fedmpi.aggregation import Aggregation
-from fedmpi.aggregation.half import Half
+from fedmpi.aggregation.codecs.half import Half
+from fedmpi.aggregation.coded import MeanOfSlices
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.sending import Sending, chosen
 from fedmpi.aggregation.stages import SecretStream, Sent, Stage
@@ -256,7 +257,7 @@ def test_numbers_pass_no_stage_and_squares_stay_squares():
         return torch.tensor(slopes, dtype=x.dtype)
 
     coda, found = fedmpi.algorithms.CODA(step_size=1e-4, stage_rounds=2, step_decay=1.0, dual_restart=True), []
-    for sending in (None, Sending(stages=[NormBound(bound=5.0)]), Sending(Half())):
+    for sending in (None, Sending(stages=[NormBound(bound=5.0)]), Sending(codec=Half())):
         trace = fedmpi.simulate(
             coda, gradient, x0=[0.0] * 4, num_clients=2, rounds=6, local_steps=2, ascent=slice(3, None), sending=sending
         )
@@ -410,7 +411,7 @@ def test_a_stage_that_spoils_buffers_is_named():
 
 def test_buffers_that_would_pass_by_are_refused():
     @dataclasses.dataclass(kw_only=True)
-    class Hidden(Half):
+    class Hidden(MeanOfSlices):
         exposes_rows = False
 
     for stages, aggregation, name in (([NormBound()], None, "norm_bound"), ([], Hidden(), "hidden")):
@@ -425,7 +426,7 @@ def test_an_aggregation_gets_what_the_round_began_with(algorithm, num_clients):
     seen = []
 
     @dataclasses.dataclass(kw_only=True)
-    class Reader(Half):
+    class Reader(MeanOfSlices):
         needs_start = True
 
         def average(self, out):
