@@ -122,6 +122,8 @@ class Aggregation(Part):
 
     # False: the rows of a client are in memory that no other process of the node can read.
     exposes_rows: ClassVar[bool] = True
+    # Whether it is the weighted mean: buffers of a wider type than the rows are then averaged beside them.
+    is_mean: ClassVar[bool] = False
     # Whether the bits of an average depend only on the clients' rows, and not on the ranks that hold them.
     is_reproducible: ClassVar[bool] = False
     # Whether averages of finite rows are finite; otherwise the federation looks for values that are not.
@@ -162,19 +164,34 @@ class Aggregation(Part):
         Raises:
             UserError: if fewer than `least_clients` take part.
         """
-        if len(weights) < self.least_clients:
-            raise UserError(
-                f"aggregation {command_name(type(self))} needs at least {self.least_clients} clients that take part, "
-                f"not {len(weights)}: expected more participants, or another aggregation"
-            )
         self.moment, self.weights = moment, dict(weights)
+        self._check_number()
         self.kept: dict[int, torch.Tensor] = {}
         if self.codec is not None:
             self.codec.begin(moment)
 
+    def _check_number(self) -> None:
+        if len(self.weights) < self.least_clients:
+            raise UserError(
+                f"aggregation {command_name(type(self))} needs at least {self.least_clients} clients that take part, "
+                f"not {len(self.weights)}: expected more participants, or another aggregation"
+            )
+
     def take(self, client: int, rows: torch.Tensor) -> None:
         """Call `add`, which may do without the weight."""
         self.add(client, rows, *([self.weights[client]] if self._adds_weighted else []))
+
+    def skip(self, client: int, rows: torch.Tensor) -> None:  # noqa: B027  most keep what they have so far
+        """Take note that a client of this rank is left out, instead of `add`; its [n] `rows` may be overwritten."""
+
+    def leave_out(self, clients: Iterable[int]) -> None:
+        """From now on, the exchange is one without some clients of all ranks; before `average`. Not collective.
+
+        Raises:
+            UserError: on all ranks, if too few are left.
+        """
+        self.weights = {client: weight for client, weight in self.weights.items() if client not in set(clients)}
+        self._check_number()
 
     def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
         """Take what a client of this rank sends. Not collective. A class may define it as ``add(client, rows)``, too.

@@ -16,6 +16,7 @@ class MeanOfWords(Aggregation):
     """
 
     is_base = True  # `mean` becomes it
+    is_mean = True
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
         super().begin(moment, weights)
@@ -59,6 +60,7 @@ class MeanOfSlices(Aggregation):
     """The mean of rows in a codec that is not linear: every client's words are read where a slice is reduced."""
 
     is_base = True  # `mean` becomes it
+    is_mean = True
 
     def average(self, out: torch.Tensor) -> None:
         self.reduce_slices(self._mean, out)

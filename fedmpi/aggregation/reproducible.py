@@ -19,6 +19,7 @@ class Reproducible(Aggregation):
     """
 
     is_reproducible: ClassVar[bool] = True
+    is_mean: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
 
@@ -46,6 +47,9 @@ class Reproducible(Aggregation):
             sums[client].copy_(rows)
         for a, b in self._turns.steps[client]:
             sums[a].add_(sums[b])
+
+    def skip(self, client: int, rows: torch.Tensor) -> None:
+        self.add(client, rows.zero_(), 1.0)  # the tree stays as it was planned
 
     def average(self, out: torch.Tensor) -> None:
         vectors, link = [slot[self.moment.region][: out.numel()] for slot in self._slots], self.link

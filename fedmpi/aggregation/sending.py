@@ -19,10 +19,15 @@ from fedmpi.comm.link import Link
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name, find
 
+FAULTY = ("end", "leave_out")
+
 
 @dataclasses.dataclass(frozen=True)
 class Sending:
     """What the user chose: an `Aggregation`, `Stage`s and a `Codec` or None, none of them open.
+
+    `faulty`: what becomes of a client with a loss or row that is not finite: "end" ends the run, "leave_out" makes the
+    average without the client, which goes on as if it had not taken part.
 
     >>> import fedmpi
     >>> from fedmpi.aggregation.stages.norm_bound import NormBound
@@ -36,9 +41,12 @@ class Sending:
     aggregation: Aggregation = dataclasses.field(default_factory=Mean)
     stages: Sequence[Stage] = ()
     codec: Codec | None = None
+    faulty: str = "end"
 
     def __post_init__(self) -> None:
         """Raises UserError if the aggregation does not work with the codec."""
+        if self.faulty not in FAULTY:
+            raise UserError(f"faulty = {self.faulty!r}: expected {' or '.join(FAULTY)}")
         if in_codec(self.aggregation, self.codec) is None:
             whole, codec = command_name(type(self.aggregation)), command_name(type(self.codec))
             raise UserError(
@@ -49,9 +57,8 @@ class Sending:
     def as_texts(self) -> dict[str, str]:
         """Name -> text, which differ if ranks were given something else."""
         codec = "none" if self.codec is None else _as_text(self.codec)
-        return {
-            "aggregation": _as_text(self.aggregation), "stages": str([*map(_as_text, self.stages)]), "codec": codec
-        }  # fmt: skip
+        stages = str([*map(_as_text, self.stages)])
+        return {"aggregation": _as_text(self.aggregation), "stages": stages, "codec": codec, "faulty": self.faulty}
 
     def as_objects(self) -> dict[str, Any]:
         """Name -> object: the aggregation and the stages."""
@@ -90,13 +97,13 @@ def in_codec(aggregation: Aggregation, codec: Codec | None) -> Aggregation | Non
     return aggregation if aggregation.takes_codecs and not codec.is_linear else None
 
 
-def chosen(aggregation: Any, stages: Any, codec: Any = None) -> Sending:
+def chosen(aggregation: Any, stages: Any, codec: Any = None, faulty: str = "end") -> Sending:
     """The `Sending` of what a program gives.
 
     Args:
         aggregation: a name, a dotted path, an `Aggregation` or such a class.
         stages: a list of the same for `Stage`s, or names separated by commas.
-        codec: the same for a `Codec`; None or "none": rows travel as they are.
+        codec: the same for a `Codec`; None or "none": rows travel as they are. faulty: see `Sending`.
 
     Raises:
         UserError: one line: what was given, what is allowed.
@@ -110,7 +117,7 @@ def chosen(aggregation: Any, stages: Any, codec: Any = None) -> Sending:
     whole = _made("aggregation", aggregation, fedmpi.aggregation, Aggregation)
     made = tuple(_made("stage", stage, fedmpi.aggregation.stages, Stage) for stage in stages)
     written = None if codec in (None, "none") else _made("codec", codec, fedmpi.aggregation.codecs, Codec)
-    return Sending(whole, made, written)
+    return Sending(whole, made, written, faulty)
 
 
 def _unused(part: Any) -> Any:

@@ -299,7 +299,7 @@ def _build(classes, values, paper, objects, stages):
         model_class=_maker(objects["model"]) if "model" in objects else classes["model"],
         model_settings=of("model"),
         partition=partition,
-        sending=Sending(make("aggregation"), tuple(stages), make("codec") if classes["codec"] else None),
+        sending=Sending(make("aggregation"), tuple(stages), make("codec") if classes["codec"] else None, run.faulty),
         resolved=resolved | ({"paper": paper} if paper else {}),
     )
 

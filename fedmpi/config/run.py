@@ -198,6 +198,12 @@ class RunSettings:
         most=MANY,
         role="speed",
     )
+    faulty: str = setting(
+        "end",
+        "what happens when a client's loss, or a row that it sends, is not finite: the run ends, or makes this round's "
+        "averages without the client (leave_out)",
+        among=("end", "leave_out"),
+    )
     on_loss: str = setting(
         "end",
         "what happens when a rank dies: the job ends, or continues without its clients (needs Open MPI and mpirun "

@@ -28,6 +28,7 @@ class Losses:
     Attributes, from `collect` on:
         total: their sum; totals: of each client. number: of losses. With weights: a client's mean loss times its
             weight, and the sum of the weights.
+        left_out: clients that `leave_out_if_faulty` has left out.
         bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
             that value, -1 if it is the sum of its losses; plus `AFTER` times the number of the stage that made it.
 
@@ -40,6 +41,7 @@ class Losses:
         self._on_gpu, self._weights = on_gpu, weights
         self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of = {}  # number of a client -> its losses, 0-d tensors
+        self.left_out = []  # numbers of clients
 
     def check_rows(self, client, block, names, buffers=None):
         """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
@@ -76,6 +78,16 @@ class Losses:
         """Take losses of other passes, which count only if the local steps had none."""
         later = client.oracle.take_losses()
         self._losses_of[client.index] = self._losses_of[client.index] or later
+
+    def leave_out_if_faulty(self, client):
+        """Whether a client's losses and rows so far are not all finite; they do not count then. Waits for a GPU."""
+        losses = self._losses_of.get(client.index, ())
+        if all(map(math.isfinite, losses)) and client.index not in self._collect_rows():
+            return False
+        self._losses_of.pop(client.index, None)
+        self._rows_of.pop(client.index, None)
+        self.left_out.append(client.index)
+        return True
 
     def collect(self):
         """Fill the attributes; on a GPU this is where the exchange waits for it."""
@@ -115,6 +127,7 @@ class RoundReport:
         num_gradients: that the clients of all ranks have evaluated since the last such message.
         requests: the bits of all ranks. flags: those of `SentBuffers.flags`, of all ranks.
         bad: [(rank, client, position of its row or -1, sum of its losses)] of ranks with values that are not finite.
+        num_left_out: clients of all ranks that are left out.
     """
 
     mean: float
@@ -122,6 +135,7 @@ class RoundReport:
     requests: int
     bad: list
     flags: list = ()
+    num_left_out: int = 0
 
     def check_finite(self, round_index, names, buffers=(), stages=()):
         """Check that all losses, and all rows that are sent, are finite.
@@ -177,9 +191,10 @@ class Reports:
         link, most, flags = self._link, self._most, self._sent.flags()
         of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
         own_numbers = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
+        own_numbers.append(len(losses.left_out))
         everywhere = link.allgather([*own_numbers, *flags, *of_clients]).tolist()
         _check_same_call(link, everywhere, rounds_done)
-        totals, numbers, bad_clients, gradients, requests, bad_rows, *rest = zip(*everywhere)
+        totals, numbers, bad_clients, gradients, requests, bad_rows, left_out, *rest = zip(*everywhere)
         of_clients = rest[len(flags) :]
         joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
         found = [
@@ -191,7 +206,7 @@ class Reports:
         mean = math.nan
         if any(numbers) and not found:
             mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
-        return RoundReport(mean, int(sum(gradients)), bits, found, joined)
+        return RoundReport(mean, int(sum(gradients)), bits, found, joined, int(sum(left_out)))
 
     def announce(self, call, rounds_done, error=None):
         """Say to the other ranks that this one has ENDED, PAUSED or FAILED (by `error`); instead of `exchange`.
@@ -200,7 +215,7 @@ class Reports:
             AgreedUserError: with the text of the error on the lowest rank that has one; all ranks end then.
             UserError: on every rank, if another one does not say the same.
         """
-        numbers = [0.0, 0, call, 0, 0, -1, *self._sent.flags(), *[0.0] * self._most]
+        numbers = [0.0, 0, call, 0, 0, -1, 0, *self._sent.flags(), *[0.0] * self._most]
         _check_same_call(self._link, self._link.allgather(numbers).tolist(), rounds_done, error)
 
 

@@ -12,7 +12,7 @@ import torch
 from fedmpi.aggregation.base import Moment
 from fedmpi.aggregation.stages.base import apply_stage
 from fedmpi.comm.agreement import agreed_error
-from fedmpi.comm.link import RanksLost
+from fedmpi.comm.link import RanksLost, describe_clients
 from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.buffers import BUFFERS
 from fedmpi.federation.client import named_in_errors
@@ -23,6 +23,9 @@ from fedmpi.federation.state import check_parts, go_back, kept_state, restore_st
 from fedmpi.federation.variables import Iterate
 from fedmpi.federation.work_clock import WorkClock
 from fedmpi.registry import command_name
+from fedmpi.text import Log
+
+log = Log(__name__)
 
 
 class Federation:
@@ -66,6 +69,8 @@ class Federation:
         num_gradients: evaluated so far by all clients of all ranks.
         seconds: of this rank, in "local" steps and in "communication" (waiting included). worked: the `WorkClock`.
         selected: the `Iterate` that `select` remembered, or None.
+        left_out: clients that are left out of the current round, or were of the last one (`Sending.faulty`).
+        num_left_out: how many were so far, in all rounds.
         requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
 
     Raises:
@@ -89,6 +94,9 @@ class Federation:
         self.selected = None
         self.requests, self._request = 0, int
         self._exchange, self._moment, self._losses = None, None, None  # of the current exchange
+        self._leaves_out = sending is not None and sending.faulty == "leave_out"
+        self._before = {}  # if so, the state of the client whose turn it is, as its turn began
+        self.left_out, self.num_left_out = frozenset(), 0
         self._serial = -1  # of the current exchange, see `Moment`
         self._places = ()  # of the current round's exchanges among all of the algorithm
         self._is_start_kept = False  # for the next round, by `keep_start`
@@ -131,7 +139,7 @@ class Federation:
                 `int` returns 0: none.
         """
         self.enter_round(lambda lost: self.plan.round(self.round_index, lost))
-        self.requests, self._request = 0, request
+        self.requests, self._request, self.left_out = 0, request, frozenset()
         exchanges = self.algorithm.exchanges()
         self._places = [n for n, each in enumerate(exchanges) if each.due is None or each.due(self.server)]
         return [exchanges[place] for place in self._places]
@@ -199,6 +207,11 @@ class Federation:
         """
         self.store.begin_turn(self.clients.index(client))
         self.private.give_back(client)
+        if self._leaves_out:
+            self._before = {
+                name: value.clone() if isinstance(value, torch.Tensor) else value
+                for name, value in client.state().items()
+            }
         if self._exchange.work is None:
             client.num_steps = self.plan.steps_of(client.index, client.round_index)
             client.oracle.expect(client.num_steps - first_step)
@@ -229,13 +242,18 @@ class Federation:
             self._losses.add_if_none(client)  # other passes than those of the local steps
         self.private.take(client)
         self._losses.check_rows(client, store.turn(), exchange.rows, store.checked_buffers())
-        if self.stages:
+        is_left_out = self._leaves_out and self._losses.leave_out_if_faulty(client)
+        if is_left_out:
+            client.restore(self._before | {"num_draws": client.num_draws, "num_gradients": client.num_gradients})
+        else:
             self._pass_stages(client)
-        self._tell_sent(client)
-        store.end_turn(self.clients.index(client), client.index)
+            self._tell_sent(client)
+        store.end_turn(self.clients.index(client), client.index, is_left_out)
 
     def _pass_stages(self, client):
         """Let what a client sends pass the stages."""
+        if not self.stages:
+            return
         weight, rows = self.aggregation.weights[client.index], self.store.begin_stages()
         names = [name for name in rows if name in (*self._exchange.rows, BUFFERS)]
         sent = {name: rows[name] for name in names}
@@ -267,6 +285,8 @@ class Federation:
         self.requests |= report.requests
         report.check_finite(self.server.round_index, self._exchange.rows, self.store.sent.parts, list(self.stages))
         self._send_buffers(report.flags)
+        if report.num_left_out:
+            self._go_on_without()
         self.link.enter(f"the sum of {self.server.round}")
         self.store.average()
         self._check_lost()
@@ -275,6 +295,28 @@ class Federation:
         self.use_averages(self._exchange.then, self.aggregation.weights)
         return report.mean
 
+    def _go_on_without(self):
+        """Average without the clients that are left out. Collective on the link.
+
+        Raises:
+            Diverged: on every rank, if none is left. UserError: on every rank, if too few are left.
+        """
+        out = frozenset(map(int, self.link.allgatherv(self._losses.left_out)))
+        self.left_out, self.num_left_out = self.left_out | out, self.num_left_out + len(out)
+        when, who = when_in(self.server.round_index), describe_clients(out)
+        if not set(self.aggregation.weights) - out:
+            raise Diverged(f"{when}: {who}, all that take part, have a loss or rows that are not finite")
+        if self.link.rank == 0:
+            log.warning(f"{when}: {who} left out: a loss or values of a row are not finite")
+        try:
+            self.aggregation.leave_out(out)
+        except UserError as error:  # on every rank
+            raise agreed_error(self.link, f"{when}: {error}" if self.link.rank == 0 else None) from None
+        current, absent = self.server.round, self.lost | self.left_out
+        fewer = self.plan.start(absent) if current.index < 0 else self.plan.round(current.index, absent)
+        is_shortened = current.nominal_steps < fewer.nominal_steps
+        self.show_round(fewer.shortened(current.nominal_steps) if is_shortened else fewer)
+
     def _send_buffers(self, flags):
         """From now on, send the buffers that a client of any rank has changed, too.
 
@@ -282,7 +324,8 @@ class Federation:
             UserError: on every rank, if one of them is summed apart from the rows, which its part must see.
         """
         self.store.send(flags)
-        parts = [*self.stages.values(), *([] if self.aggregation.exposes_rows else [self.aggregation])]
+        is_seen = self.aggregation.is_mean and self.aggregation.exposes_rows
+        parts = [*self.stages.values(), *([] if is_seen else [self.aggregation])]
         if parts and (names := self.store.sent.wide_names()):
             raise UserError(
                 f"buffer '{names[0]}' has float64 values, or very large ones, in a model of another type, and changes: "
@@ -326,7 +369,8 @@ class Federation:
         """What the aggregation and the stages say about themselves: name, like "aggregation_epsilon" -> number."""
         codec = self.aggregation.codec
         parts = {"aggregation": self.aggregation, **self.stages} | ({"codec": codec} if codec else {})
-        return {f"{name}_{key}": float(value) for name, part in parts.items() for key, value in part.facts().items()}
+        found = {f"{name}_{key}": float(value) for name, part in parts.items() for key, value in part.facts().items()}
+        return found | ({"times_left_out": float(self.num_left_out)} if self._leaves_out else {})
 
     def use_averages(self, then, participants):
         """Do what follows an average, `then(server)` or nothing, also for the private parts of participants."""

@@ -166,13 +166,15 @@ class RowStore:
         """Whether the current exchange averages the buffers."""
         return 0 < self.region.stop == self._block_size
 
-    def end_turn(self, position, client):
+    def end_turn(self, position, client, is_left_out=False):
         """Give a client's rows to the aggregation, and store those that a later exchange of the round needs.
 
-        `position` is its place among those of this rank, `client` its number.
+        `position` is its place among those of this rank, `client` its number. `is_left_out`: whether the aggregation
+        is only told that they are missing.
         """
-        self.aggregation.take(client, self._work[self.region])
-        if self.wide.numel():
+        give = self.aggregation.skip if is_left_out else self.aggregation.take
+        give(client, self._work[self.region])
+        if self.wide.numel() and not is_left_out:
             self.wide.add_(self._wide_turn, alpha=self.aggregation.weights[client])
         if self._pending is not None:
             self._pending_buffers[position].copy_(self.work_buffers)

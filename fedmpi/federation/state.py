@@ -15,7 +15,7 @@ def state_of(federation):
     Names begin with "federation/", "server/" (the same on every rank) or "clients/INDEX/". Tensors are
     views: they change when the next round runs.
     """
-    own = {name: getattr(federation, name) for name in ("round_index", "num_gradients")}
+    own = {name: getattr(federation, name) for name in ("round_index", "num_gradients", "num_left_out")}
     own["present"] = sorted(federation.present)
     own["sent_buffers"] = sorted(federation.store.sent.sent)
     own |= {f"seconds/{part}": seconds for part, seconds in federation.seconds.items()}
@@ -45,7 +45,8 @@ def restore_state(federation, state):
         KeyError: if something is missing.
     """
     own = _under("federation/", state)
-    federation.round_index, federation.num_gradients = int(own["round_index"]), int(own["num_gradients"])
+    for name in ("round_index", "num_gradients", "num_left_out"):
+        setattr(federation, name, int(own[name]))
     federation.present = {int(client) for client in own["present"]}
     for part in federation.seconds:
         federation.seconds[part] = float(own[f"seconds/{part}"])

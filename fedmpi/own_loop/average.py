@@ -50,6 +50,7 @@ def average(
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
     codec: Any = None,
+    faulty: Literal["end", "leave_out"] = "end",
     record: str | os.PathLike[str] | Recording | None = None,
     may_differ: Literal["code"] | None = None,
     **settings: Any,
@@ -92,6 +93,7 @@ def average(
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
             `Aggregation`. stages: what a rank's rows pass before it: a list of the same for `Stage`s.
         codec: how rows are written for their way: the same for a `Codec`; None: as they are.
+        faulty: "leave_out": an average is made without the ranks whose rows are not finite; otherwise they end the job.
         record: path of a run folder, or a `fedmpi.Recording` that also says what else is recorded, and resumes.
         may_differ: "code": the user's classes and functions behind `model`, `aggregation` and `stages` need not be the
             same on all ranks, which is otherwise an error.
@@ -110,7 +112,7 @@ def average(
     optimizers = agree(link, lambda: _listed(optimizer))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation))
     module = unwrapped(model)
-    sending = agree(link, lambda: chosen(aggregation, stages, codec))
+    sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty))
     recording = agree(link, lambda: chosen_recording(record))
     arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
     arguments |= agree(link, lambda: check_may_differ(may_differ))

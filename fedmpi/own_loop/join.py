@@ -47,6 +47,7 @@ def join(
     aggregation: str | Aggregation | type[Aggregation] = "mean",
     stages: str | Sequence[Any] = (),
     codec: Any = None,
+    faulty: Literal["end", "leave_out"] = "end",
     record: str | os.PathLike[str] | Recording | None = None,
     may_differ: Literal["code"] | None = None,
     **settings: Any,
@@ -74,7 +75,7 @@ def join(
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
-        buffers, private, participation, seed, aggregation, stages, codec, record, may_differ: see `average`.
+        buffers, private, participation, seed, aggregation, stages, codec, faulty, record, may_differ: see `average`.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -89,7 +90,7 @@ def join(
     agree(link, lambda: check_arguments(model, weight=weight, **given))
     made = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = unwrapped(model)
-    sending = agree(link, lambda: chosen(aggregation, stages, codec))
+    sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty))
     recording = agree(link, lambda: chosen_recording(record))
     texts = {**given, "algorithm": command_name(type(made)), **sending.as_texts()}
     texts |= agree(link, lambda: check_may_differ(may_differ))

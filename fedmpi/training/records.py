@@ -5,6 +5,7 @@ from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
 from fedmpi.runs.trackers.base import make_trackers
 
+LEFT_OUT = "left_out"  # in a record: the clients that this round's averages are made without (``--faulty leave_out``)
 LOST = "lost"  # in a record: the clients that were lost and are absent from this round on
 
 
@@ -32,6 +33,8 @@ class Records:
         recorder = self.recorder()  # if this rank has become rank 0, it first writes what is missing
         if newly_lost:
             record = {**record, LOST: sorted(newly_lost)}
+        if left_out := self._job.federation.left_out:
+            record = {**record, LEFT_OUT: sorted(left_out)}
         self._recent = [*self._recent[-1:], (record, metrics)]
         if recorder is not None:
             recorder.round(record, metrics)
