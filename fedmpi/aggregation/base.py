@@ -4,13 +4,14 @@ import abc
 import dataclasses
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 
 from fedmpi.comm.link import Link, Reduce, Slices
 from fedmpi.errors import UserError
+from fedmpi.part import Part
 from fedmpi.registry import command_name
 from fedmpi.settings import check
 
@@ -60,31 +61,6 @@ class Moment:
     region: slice
     serial: int = 0
     seed: int = 0
-
-
-class Part(abc.ABC):  # noqa: B024  its subclasses have abstract methods
-    """What aggregations and stages have in common: state that outlives a checkpoint, and facts for the user."""
-
-    def state(self) -> dict[str, Any]:
-        """What goes on after a checkpoint, the same on every rank: name -> value.
-
-        Values are tensors, numpy arrays, numbers, texts, None, and lists, tuples, sets and dicts of them.
-        """
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:  # noqa: B027  most have no state
-        """Take what `state` gave, after `open`; its tensors are the part's own."""
-
-    def client_state(self, client: int) -> dict[str, Any]:
-        """The same for one client of this rank, which may be on another rank when the run goes on."""
-        return {}
-
-    def restore_client(self, client: int, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take what `client_state` gave; {} for a client whose state is lost."""
-
-    def facts(self) -> dict[str, float]:
-        """What the user should know, name -> number, for the records and the closing table (epsilon, ...)."""
-        return {}
 
 
 @dataclasses.dataclass(kw_only=True)

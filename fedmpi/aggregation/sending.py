@@ -124,6 +124,7 @@ def _unused(part: Any) -> Any:
     """A copy of a part, for which `__post_init__` has made anew what it makes; of None, None."""
     part = copy.copy(part)
     if part is not None:
+        vars(part).pop("kept_of", None)
         part.__post_init__()
     return part
 

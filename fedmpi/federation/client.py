@@ -59,7 +59,7 @@ class Client(_Holder):
         counters: the model's integer buffers as this client left them.
         carried: what one sample leaves to the next one (a recurrent state): name -> number, tensor or nested
             tuples of tensors.
-        kept: "stage.name" of a stage's kept rows -> name of the row -> [dim] (`fedmpi.aggregation.stages`).
+        kept: "part.name" of the rows that a `fedmpi.part.Part` keeps for it -> name of the row -> vector.
     """
 
     def __init__(self, index, rows=(), own=(), buffers=None):

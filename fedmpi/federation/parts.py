@@ -19,6 +19,7 @@ class Parts:
 
     Attributes:
         server_seen_by_clients: the `Server` without the exchanged rows, which belong to the clients while they work.
+        named: name -> `fedmpi.part.Part`, what has facts and a state of its own.
     """
 
     aggregation: Aggregation
@@ -28,6 +29,7 @@ class Parts:
     server_seen_by_clients: Server
     clients: list
     private: PrivateParts
+    named: dict
 
 
 def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=False):
@@ -54,15 +56,26 @@ def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=Fal
     clients = []
     for position, (index, make_oracle) in enumerate(oracles.items()):
         client = Client(index, store.client_rows(position), algorithm.client_rows, store.work_buffers)
-        for name, stage in stages.items():
-            client.kept |= {f"{name}.{kept}": store.new_rows() for kept in stage.kept_rows}
         client.oracle = make_oracle(client)
         clients.append(client)
+    of_all = _named(aggregation, stages, clients)
+    for name, part in of_all.items():
+        for client in clients if part.kept_rows else ():
+            part.kept_of[client.index] = {kept: store.new_rows() for kept in part.kept_rows}
+            client.kept |= {f"{name}.{kept}": rows for kept, rows in part.kept_of[client.index].items()}
     server.x.copy_(x)
     if aggregation.codec or any(part.needs_start for part in (aggregation, *stages.values())):
         store.need_start()
     private = PrivateParts(store, variables, clients)
-    return Parts(aggregation, stages, store, server, Server(own, *of_problem), clients, private)
+    return Parts(aggregation, stages, store, server, Server(own, *of_problem), clients, private, of_all)
+
+
+def _named(aggregation, stages, clients):
+    """Name -> every `Part` of this rank."""
+    found = {"aggregation": aggregation, "codec": aggregation.codec}
+    found |= {f"stages/{name}": stage for name, stage in stages.items()}
+    found["oracle"] = clients[0].oracle.kind if clients else None
+    return {name: part for name, part in found.items() if part is not None}
 
 
 def _check_alone(algorithm, aggregation):

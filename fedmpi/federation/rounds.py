@@ -82,7 +82,7 @@ class Federation:
         parts = assemble(algorithm, link, oracles, plan, variables, sending, poison)
         self.aggregation, self.stages, self.store = parts.aggregation, parts.stages, parts.store
         self.server, self.server_seen_by_clients = parts.server, parts.server_seen_by_clients
-        self.clients, self.private = parts.clients, parts.private
+        self.clients, self.private, self.named = parts.clients, parts.private, parts.named
         most = int(link.allgather([len(oracles)]).max()) if self.aggregation.is_reproducible else 0
         self.reports = Reports(link, most, self.store.sent)
         self._observe = observe or (lambda *args: None)
@@ -257,8 +257,8 @@ class Federation:
         weight, rows = self.aggregation.weights[client.index], self.store.begin_stages()
         names = [name for name in rows if name in (*self._exchange.rows, BUFFERS)]
         sent = {name: rows[name] for name in names}
-        for number, (name, stage) in enumerate(self.stages.items(), 1):
-            apply_stage(name, stage, client, weight, self._moment, self.algorithm.kinds, sent, self.store.start_rows)
+        for number, stage in enumerate(self.stages.values(), 1):
+            apply_stage(stage, client.index, weight, self._moment, self.algorithm.kinds, sent, self.store.start_rows)
             self._losses.check_stage(client, self.store.turn(), sent, number)
         self.store.end_stages()
 
@@ -366,10 +366,12 @@ class Federation:
         return self._exchange.work is None
 
     def facts(self):
-        """What the aggregation and the stages say about themselves: name, like "aggregation_epsilon" -> number."""
-        codec = self.aggregation.codec
-        parts = {"aggregation": self.aggregation, **self.stages} | ({"codec": codec} if codec else {})
-        found = {f"{name}_{key}": float(value) for name, part in parts.items() for key, value in part.facts().items()}
+        """What the parts say about themselves: name, like "aggregation_epsilon" -> number."""
+        found = {
+            f"{name.removeprefix('stages/')}_{key}": float(value)
+            for name, part in self.named.items()
+            for key, value in part.facts().items()
+        }
         return found | ({"times_left_out": float(self.num_left_out)} if self._leaves_out else {})
 
     def use_averages(self, then, participants):

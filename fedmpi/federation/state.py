@@ -25,7 +25,7 @@ def state_of(federation):
     clients = {
         f"{client.index}/{name}": value for client in federation.clients for name, value in client.state().items()
     }
-    for name, part in _parts(federation).items():
+    for name, part in federation.named.items():
         own |= _flat(name, part.state())
         for index in (client.index for client in federation.clients):
             clients |= {f"{index}/{key}": value for key, value in _flat(name, part.client_state(index)).items()}
@@ -59,11 +59,11 @@ def restore_state(federation, state):
         row.copy_(state[f"server/{name}"])
     sent = federation.store.sent  # until this version, all buffers were sent
     sent.agree_on(federation.store.buffers, map(int, own.get("sent_buffers", range(len(sent.parts)))))
-    for name, part in _parts(federation).items():
+    for name, part in federation.named.items():
         part.restore(_nested(name, own))
     for client in federation.clients:
         own_state = _under(f"clients/{client.index}/", state)
-        for name, part in _parts(federation).items():
+        for name, part in federation.named.items():
             part.restore_client(client.index, _nested(name, own_state))
         if own_state:
             client.restore(own_state)
@@ -99,20 +99,13 @@ def work_alone(federation, action, clients=None):
         federation.private.take(client)
 
 
-def _parts(federation):
-    """Name -> what has a state of its own, between the clients and the server."""
-    stages = {f"stages/{name}": stage for name, stage in federation.stages.items()}
-    codec = federation.aggregation.codec
-    return {"aggregation": federation.aggregation, **stages} | ({"codec": codec} if codec else {})
-
-
 def check_parts(federation):
-    """Check that what the aggregation and the stages keep can be in a checkpoint, as far as there is something yet.
+    """Check that what the parts keep can be in a checkpoint, as far as there is something yet.
 
     Raises:
         UserError: with the place of what cannot.
     """
-    for name, part in _parts(federation).items():
+    for name, part in federation.named.items():
         try:
             states = part.state(), *(part.client_state(client.index) for client in federation.clients)
         except Exception:  # it makes what it keeps in its first exchange

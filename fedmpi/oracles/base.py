@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmpi.part import Part
 from fedmpi.settings import check
 from fedmpi.streams import FIRST, WHOLE, derive
 
@@ -73,7 +74,7 @@ class LocalObjective:
 
 
 @dataclasses.dataclass(frozen=True)
-class OracleKind:
+class OracleKind(Part):
     """Base of the ways to compute a gradient; its settings are its fields."""
 
     def __post_init__(self) -> None:
@@ -100,7 +101,12 @@ class Oracle(abc.ABC):
 
     Args:
         client: a `fedmpi.federation.client.Client`.
+
+    Attributes:
+        kind: the `OracleKind` that made it, or None.
     """
+
+    kind: OracleKind | None = None
 
     def __init__(self, client: Any) -> None:
         self.client = client

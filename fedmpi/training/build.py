@@ -292,6 +292,8 @@ def _oracles(config, task, flat, samplers):
             ascent=task.ascent(flat),
             ascent_scale=task.ascent_scale,
         )
-        return kind.make(client, objective, workspace)
+        oracle = kind.make(client, objective, workspace)
+        oracle.kind = kind
+        return oracle
 
     return dict.fromkeys(samplers, make)

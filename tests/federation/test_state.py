@@ -1,5 +1,6 @@
 """A federation's state is all that it needs: stopped after any round and restored, it goes on with the same bits."""
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -10,6 +11,8 @@ import torch
 from helpers import PROGRAMS
 
 import fedmpi.algorithms
+from fedmpi.aggregation.codecs.half import Half
+from fedmpi.aggregation.coded import MeanOfSlices
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages import Stage
 from fedmpi.algorithms import FAFED, FedAvg
@@ -17,7 +20,8 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.nested import flatten, unflatten
-from fedmpi.oracles import FunctionOracle
+from fedmpi.oracles import FunctionOracle, OracleKind
+from fedmpi.part import Part
 from fedmpi.training.build import prepare
 from fedmpi.training.loop import train
 
@@ -99,7 +103,79 @@ def test_the_selected_iterate_and_the_rows_of_stages_are_state():
     federation = make_federation(FAFED(), stages=[Feedback()])
     federation.start()
     federation.run_round()
-    assert federation.clients[0].kept["feedback.error"]["m"].any()
+    assert federation.clients[0].kept["stages/feedback.error"]["m"].any()
+
+
+class Counts(Part):
+    """What every part may have: a state of its own and of each client, rows of each client, facts, secrets."""
+
+    kept_rows = ("last",)
+
+    def count(self, client):
+        self.calls = vars(self).get("calls", 0) + 1
+        self.kept_of[client]["last"]["x"].add_(self.calls)
+        assert len(self.secret.bits(3)) == 3
+
+    def state(self):
+        return {"calls": vars(self).get("calls", 0)}
+
+    def restore(self, state):
+        self.calls = state["calls"]
+
+    def client_state(self, client):
+        return {"twice": 2 * self.state()["calls"]}
+
+    def facts(self):
+        return self.state()
+
+
+@dataclasses.dataclass(kw_only=True)
+class CountingMean(Counts, MeanOfSlices):
+    def add(self, client, rows):
+        self.count(client)
+        super().add(client, rows, self.weights[client])
+
+
+@dataclasses.dataclass(kw_only=True)
+class CountingStage(Counts, Stage):
+    def apply(self, sent):
+        self.count(sent.client)
+
+
+@dataclasses.dataclass(kw_only=True)
+class CountingCodec(Counts, Half):
+    def encode(self, moves):
+        self.count(0)
+        return super().encode(moves)
+
+
+class Kind(Counts, OracleKind):
+    """Of an oracle that is asked four times in two rounds."""
+
+    def make(self, client):
+        oracle = FunctionOracle(lambda index, x, sample: self.count(client.index) or x - index, client)
+        oracle.kind = self
+        return oracle
+
+
+def test_all_parts_may_keep_rows_and_a_state_and_say_facts():
+    def make():
+        kind, mean = Kind(), CountingMean()
+        mean.takes_codecs = True
+        sending = Sending(mean, [CountingStage()], CountingCodec())
+        oracles, start = dict.fromkeys(range(1), kind.make), Variables(torch.full((4,), 4.0, dtype=torch.float64))
+        return Federation(FedAvg(), SoloLink(), oracles, Plan(1, 2), start, sending)
+
+    check_stops(make)
+    federation = make()
+    federation.start()
+    for _ in range(2):
+        federation.run_round()
+    facts = federation.facts()
+    assert facts.pop("codec_calls") > 2
+    assert facts == {"aggregation_calls": 2, "countingstage_calls": 2, "oracle_calls": 4}
+    assert federation.clients[0].kept["aggregation.last"]["x"][0] == 1 + 2
+    assert federation.clients[0].kept["oracle.last"]["x"][0] == 1 + 2 + 3 + 4
 
 
 def test_state_is_names_and_what_a_file_can_hold():

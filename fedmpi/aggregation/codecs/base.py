@@ -6,9 +6,10 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Layout, Moment, Part
+from fedmpi.aggregation.base import Layout, Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
 from fedmpi.comm.link import Link
+from fedmpi.part import Part
 from fedmpi.settings import check
 
 

@@ -1,5 +1,6 @@
 """What one client's rows pass before the aggregation gets them; ``--stages`` names them, in order."""
 
-from fedmpi.aggregation.stages.base import SecretStream, Sent, Stage
+from fedmpi.aggregation.stages.base import Sent, Stage
+from fedmpi.part import SecretStream
 
 __all__ = ["SecretStream", "Sent", "Stage"]

@@ -2,66 +2,15 @@
 
 import abc
 import dataclasses
-import math
-import os
-import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Layout, Moment, Part
+from fedmpi.aggregation.base import Layout, Moment
 from fedmpi.comm.link import Link
+from fedmpi.part import Part
 from fedmpi.settings import check
-
-BLOCK = 16  # bytes of AES
-ZEROS = bytes(1 << 18)  # what is encrypted, at once
-
-
-class SecretStream:
-    """Random numbers that no seed determines: AES-256 in counter mode, keyed once by the operating system.
-
-    They are never saved and never printed. A forked process has a key of its own, and so has a copy.
-    """
-
-    def __init__(self) -> None:
-        self._process, self._lock = 0, threading.Lock()
-        self._encryptor: Any = None
-
-    def __reduce__(self) -> Any:
-        return SecretStream, ()
-
-    def bits(self, num: int) -> torch.Tensor:
-        """[num] int64, each of the 2^64 values as likely as any other."""
-        if not num:
-            return torch.empty(0, dtype=torch.int64)
-        size, found = 8 * num, torch.empty(num + BLOCK // 8, dtype=torch.int64)  # the library wants a block more
-        memory = memoryview(found.view(torch.uint8).numpy())
-        with self._lock:
-            if self._process != os.getpid():
-                self._process, self._encryptor = os.getpid(), _new_encryptor()
-            for begin in range(0, size, len(ZEROS)):
-                zeros = ZEROS[: size - begin]
-                self._encryptor.update_into(zeros, memory[begin : begin + len(zeros) + BLOCK])
-        return found[:num]
-
-    def uniform(self, num: int) -> torch.Tensor:
-        """[num] float64 in [0, 1), multiples of 2^-53."""
-        return ((self.bits(num) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
-
-    def normal(self, num: int) -> torch.Tensor:
-        """[num] float64 of the standard normal distribution (by Box and Muller).
-
-        It is not for differential privacy: the gaps between floating-point numbers can tell what noise was added to.
-        """
-        radius = (-2 * torch.log1p(-self.uniform(num))).sqrt_()
-        return radius.mul_(torch.cos(2 * math.pi * self.uniform(num)))
-
-
-def _new_encryptor() -> Any:
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # takes a while to load
-
-    return Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(BLOCK))).encryptor()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,17 +67,13 @@ class Stage(Part):
 
     Attributes:
         needs_start: whether `apply` reads the rows that the round began with.
-        kept_rows: names of the sets of rows that it keeps for each client.
         link, layout: after `open`.
-        secret: the `SecretStream`, for noise and keys.
     """
 
     needs_start: ClassVar[bool] = False
-    kept_rows: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check(self, "stages.")
-        self.secret = SecretStream()
 
     def open(self, link: Link, layout: Layout) -> None:
         """Called once, before the first exchange. Collective on the link."""
@@ -143,9 +88,8 @@ class Stage(Part):
 
 
 def apply_stage(
-    name: str,
     stage: Stage,
-    client: Any,
+    client: int,
     weight: float,
     moment: Moment,
     kinds: dict[str, str],
@@ -155,8 +99,6 @@ def apply_stage(
     """Let the rows that a client sends pass a stage; rows of numbers do not.
 
     Args:
-        name: of the stage in this federation.
-        client: with its `index`, and in `kept` the rows of "stage.name".
         kinds: name -> kind of the exchanged rows; those that are not there are points.
         sent: name -> what the client sends.
         start_rows: function that returns the rows with which the round began, which the stage may overwrite.
@@ -165,12 +107,12 @@ def apply_stage(
     rows = {row: values for row, values in sent.items() if of[row] != "number"}
     if not rows:
         return
-    kept = {kept: client.kept[f"{name}.{kept}"] for kept in stage.kept_rows}
+    kept = stage.kept_of[client] if stage.kept_rows else {}
     start = None
     if stage.needs_start:
         began = start_rows()
         start = {row: torch.zeros_like(began[row]) if of[row] == "difference" else began[row] for row in rows}
-    stage.apply(Sent(client.index, weight, moment, rows, start, kept, {row: of[row] for row in rows}))
+    stage.apply(Sent(client, weight, moment, rows, start, kept, {row: of[row] for row in rows}))
     for row in rows:
         if of[row] == "square":
             rows[row].clamp_(min=0)
