@@ -255,4 +255,7 @@ class Aggregation(Part):
 
 def moves(rows: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     """The difference; 0 also where both have the same infinite value, as a mask among the buffers has."""
-    return torch.where(rows == start, 0, rows - start)
+    difference = rows - start
+    if rows.device.type == "cpu" and difference.sum().isfinite():  # looking at it would make a GPU wait
+        return difference
+    return torch.where(rows == start, 0, difference)

@@ -67,6 +67,7 @@ class RowStore:
         self.work_buffers = torch.zeros_like(self.buffers) if self._shared else self.buffers
         self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
+        self._start_copy = None  # memory for `start_rows`
         self._start, self._start_buffers = None, None  # the block and the buffers as a round began with them
         self.region, self._begins_round = slice(0, 0), True
         self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
@@ -209,11 +210,13 @@ class RowStore:
         self._start_buffers.copy_(self.buffers)
 
     def start_rows(self, for_stages=True):
-        """Name -> [dim] what the round began with, a copy: exchanged rows, and float buffers in the order of sending.
+        """Name -> [dim] what the round began with, a copy that lasts until the next call: exchanged rows, and float buffers.
 
         Of buffers that no client has changed, stages see 0, see `begin_stages`, and aggregations the values.
         """
-        start = self._start.clone()
+        if self._start_copy is None:
+            self._start_copy = torch.empty_like(self._start)
+        start = self._start_copy.copy_(self._start)
         self.sent.put(self._start_buffers, self._behind_rows(start))
         if for_stages:
             self.sent.put_constants(self._behind_rows(start), is_zero=True)

@@ -36,7 +36,8 @@ class RandomK(Codec):
         super().begin(moment)
         draw = generator(moment.seed, "random_k", moment.round_index, moment.number)
         places = draw.choice(self.layout.dim, self._number, replace=False, shuffle=False)
-        self._places = torch.from_numpy(places).sort().values.to(self.layout.device)
+        places.sort()  # the memory is then read in order
+        self._places = torch.from_numpy(places).to(self.layout.device)
 
     def encode(self, moves: torch.Tensor) -> torch.Tensor:
         return moves[self._places]
