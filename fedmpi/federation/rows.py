@@ -210,7 +210,7 @@ class RowStore:
         self._start_buffers.copy_(self.buffers)
 
     def start_rows(self, for_stages=True):
-        """Name -> [dim] what the round began with, a copy that lasts until the next call: exchanged rows, and float buffers.
+        """Name -> [dim] what the round began with, exchanged rows and float buffers: a copy until the next call.
 
         Of buffers that no client has changed, stages see 0, see `begin_stages`, and aggregations the values.
         """
