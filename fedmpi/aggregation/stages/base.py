@@ -13,7 +13,12 @@ import torch
 from fedmpi.aggregation.base import Layout, Moment, Part
 from fedmpi.comm.link import Link
 from fedmpi.settings import check
+from fedmpi.text import Log
 
+log = Log(__name__)
+
+WATCHED = 10  # exchanges in which it is found out whether a stage makes squares 0
+NOTABLE = 0.01  # of the values
 BLOCK = 16  # bytes of AES
 ZEROS = bytes(1 << 18)  # what is encrypted, at once
 
@@ -125,6 +130,7 @@ class Stage(Part):
 
     needs_start: ClassVar[bool] = False
     kept_rows: ClassVar[tuple[str, ...]] = ()
+    has_warned = False  # of squares that it makes 0
 
     def __post_init__(self) -> None:
         check(self, "stages.")
@@ -170,7 +176,27 @@ def apply_stage(
     if stage.needs_start:
         began = start_rows()
         start = {row: torch.zeros_like(began[row]) if of[row] == "difference" else began[row] for row in rows}
+    squares = {row: values for row, values in rows.items() if of[row] == "square"}
+    before = _num_positive(squares) if moment.serial < WATCHED and stage.link.rank == 0 else {}
     stage.apply(Sent(client.index, weight, moment, rows, start, kept, {row: of[row] for row in rows}))
-    for row in rows:
-        if of[row] == "square":
-            rows[row].clamp_(min=0)
+    for values in squares.values():
+        values.clamp_(min=0)
+    if before and not stage.has_warned:
+        stage.has_warned = _warn_of_zeros(name, before, _num_positive(squares))
+
+
+def _num_positive(rows: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {row: int((values > 0).sum()) for row, values in rows.items()}
+
+
+def _warn_of_zeros(name: str, before: dict[str, int], after: dict[str, int]) -> bool:
+    """Whether a stage has made so many squares 0, or negative, that steps can be far too long: a line says so."""
+    for row, number in before.items():
+        if number - after[row] > NOTABLE * number:
+            log.warning(
+                f"stage {name} makes {number - after[row]:,} of {number:,} positive values of row {row}, means of "
+                "squares, 0 or less (they are sent as 0): steps divided by their roots can be far too long; expected "
+                "less noise, or a stage that leaves them above 0"
+            )
+            return True
+    return False
