@@ -190,6 +190,9 @@ def test_control_variates_take_note_of_what_is_really_sent(name, c0, stage):
 class Noise(Stage):
     deviation: float = 0.001
 
+    def open(self, link, layout):
+        """A user's, which keeps nothing."""
+
     def apply(self, sent):
         for row in sent.rows.values():
             row += self.deviation * self.secret.normal(row.numel()).to(row.dtype)
