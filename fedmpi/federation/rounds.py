@@ -10,7 +10,7 @@ import time
 import torch
 
 from fedmpi.aggregation.base import Moment
-from fedmpi.aggregation.stages.base import WATCHED, apply_stage
+from fedmpi.aggregation.stages.base import apply_stage
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import RanksLost
 from fedmpi.errors import Diverged, UserError
@@ -239,10 +239,8 @@ class Federation:
         weight, rows = self.aggregation.weights[client.index], self.store.begin_stages()
         names = [name for name in rows if name in (*self._exchange.rows, BUFFERS)]
         sent = {name: rows[name] for name in names}
-        of_all = weight, self._moment, self.algorithm.kinds, sent, self.store.start_rows
-        is_watched = self.link.rank == 0 and self._serial < WATCHED
         for number, (name, stage) in enumerate(self.stages.items(), 1):
-            apply_stage(name, stage, client, *of_all, is_watched)
+            apply_stage(name, stage, client, weight, self._moment, self.algorithm.kinds, sent, self.store.start_rows)
             self._losses.check_stage(client, self.store.turn(), sent, number)
         self.store.end_stages()
 

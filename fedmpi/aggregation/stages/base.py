@@ -130,7 +130,7 @@ class Stage(Part):
 
     needs_start: ClassVar[bool] = False
     kept_rows: ClassVar[tuple[str, ...]] = ()
-    has_warned = False  # of squares that it makes 0
+    may_warn = False  # of squares that it makes 0; on rank 0, once
 
     def __post_init__(self) -> None:
         check(self, "stages.")
@@ -157,7 +157,6 @@ def apply_stage(
     kinds: dict[str, str],
     sent: dict[str, torch.Tensor],
     start_rows: Callable[[], dict[str, Any]],
-    is_watched: bool = False,
 ) -> None:
     """Let the rows that a client sends pass a stage; rows of numbers do not.
 
@@ -167,7 +166,6 @@ def apply_stage(
         kinds: name -> kind of the exchanged rows; those that are not there are points.
         sent: name -> what the client sends.
         start_rows: function that returns the rows with which the round began, which the stage may overwrite.
-        is_watched: whether a line is due if the stage makes squares 0; finding out makes a GPU wait.
     """
     of = {row: kinds.get(row, "point") for row in sent}
     rows = {row: values for row, values in sent.items() if of[row] != "number"}
@@ -179,12 +177,12 @@ def apply_stage(
         began = start_rows()
         start = {row: torch.zeros_like(began[row]) if of[row] == "difference" else began[row] for row in rows}
     squares = {row: values for row, values in rows.items() if of[row] == "square"}
-    before = _num_positive(squares) if is_watched and not stage.has_warned else {}
+    before = _num_positive(squares) if stage.may_warn and moment.serial < WATCHED else {}
     stage.apply(Sent(client.index, weight, moment, rows, start, kept, {row: of[row] for row in rows}))
     for values in squares.values():
         values.clamp_(min=0)
     if before:
-        stage.has_warned = _warn_of_zeros(name, before, _num_positive(squares))
+        stage.may_warn = not _warn_of_zeros(name, before, _num_positive(squares))
 
 
 def _num_positive(rows: dict[str, torch.Tensor]) -> dict[str, int]:
