@@ -85,6 +85,7 @@ class Sending:
             names[name] += 1
             stages[f"{name}-{names[name]}" if names[name] > 1 else name] = stage
             stage.open(link, layout)
+            stage.may_warn = link.rank == 0
         return aggregation, stages
 
 

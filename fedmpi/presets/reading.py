@@ -148,7 +148,7 @@ def read_value(text):
     return text if isinstance(value, str) else value
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):
     """YAML whose texts are read as these texts: in quotes if they would be something else without."""
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 import threading
 
 import numpy as np
@@ -184,6 +185,34 @@ def test_control_variates_take_note_of_what_is_really_sent(name, c0, stage):
     for rows in (record["rows"] for record in trace if record["step"] is None):
         assert np.abs(rows["c"] - rows["c_i"].mean(0)).max() < 1e-12
     assert np.abs(trace[-1]["rows"]["x"][0] - OPTIMA.mean(0)).max() < 0.05
+
+
+@dataclasses.dataclass(kw_only=True)
+class Noise(Stage):
+    deviation: float = 0.001
+
+    def open(self, link, layout):
+        """A user's, which keeps nothing."""
+
+    def apply(self, sent):
+        for row in sent.rows.values():
+            row += self.deviation * self.secret.normal(row.numel()).to(row.dtype)
+
+
+@pytest.mark.parametrize("name, row", [("FAFED", "v"), ("LocalAdam", "v"), ("LocalAMSGrad", "v_mean"), ("FedAvg", "")])
+def test_noise_that_is_larger_than_squares_is_said_once(name, row, capsys):
+    def run(stage):
+        trace = fedmpi.simulate(
+            getattr(fedmpi.algorithms, name)(), lambda i, x, sample: 0.01 * (x - i), x0=[4.0] * 50, rounds=20,
+            sending=Sending(stages=[stage]),
+        )  # fmt: skip
+        assert np.isfinite(trace[-1]["rows"]["x"]).all()
+        return capsys.readouterr().err.splitlines()
+
+    lines = run(Noise())
+    assert len(lines) == bool(row) and not run(Noise(deviation=1e-12)) and not run(NormBound(bound=0.1))
+    for line in lines:
+        assert re.match(rf"fedmpi: stage noise makes \d+ of 50 positive values of row {row}, means of squares", line)
 
 
 def test_control_variates_of_private_parts_are_as_without_a_stage_that_changes_nothing():

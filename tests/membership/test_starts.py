@@ -206,7 +206,7 @@ def test_containers_of_one_pod_begin_jobs_at_the_same_time(any_mpi, tmp_path):
         pytest.skip("needs the right to make namespaces")
     words, variables = launch_words(2, BEGINS, "ranks", mpi=any_mpi)
     one = f"TMPDIR=$(mktemp -d -p {tmp_path}) unshare -p -f --mount-proc {shlex.join(map(str, words))}"
-    ended = execute(["bash", "-c", f"{one} & {one} & wait -n && wait -n"], timeout=60, env=variables)
+    ended = execute(["bash", "-c", f"{one} & first=$!; {one} & wait $first && wait $!"], timeout=60, env=variables)
     assert ended.returncode == 0 and ended.stdout.count("2 ranks") == 4, ended.stderr
 
 

@@ -36,6 +36,6 @@ def test_with_another_mpi(any_mpi):
 @pytest.mark.always
 @pytest.mark.parametrize("api", ["average", "join"])
 def test_another_parameter_ends_the_job_with_one_line_and_code_2(api):
-    ended = start(2, PROGRAMS / "own_changes.py", api, "exit", timeout=60)
+    ended = start(2, PROGRAMS / "own_changes.py", api, "exit")
     lines = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: error")]
     assert ended.returncode == 2 and len(lines) == 1 and "adds 'more.weight'" in lines[0], ended.stderr

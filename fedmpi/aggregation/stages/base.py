@@ -11,6 +11,12 @@ from fedmpi.aggregation.base import Layout, Moment
 from fedmpi.comm.link import Link
 from fedmpi.part import Part
 from fedmpi.settings import check
+from fedmpi.text import Log
+
+log = Log(__name__)
+
+WATCHED = 10  # exchanges in which it is found out whether a stage makes squares 0
+NOTABLE = 0.01  # of the values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Stage(Part):
     """
 
     needs_start: ClassVar[bool] = False
+    may_warn = False  # of squares that it makes 0; on rank 0, once
 
     def __post_init__(self) -> None:
         check(self, "stages.")
@@ -112,7 +119,27 @@ def apply_stage(
     if stage.needs_start:
         began = start_rows()
         start = {row: torch.zeros_like(began[row]) if of[row] == "difference" else began[row] for row in rows}
+    squares = {row: values for row, values in rows.items() if of[row] == "square"}
+    before = _num_positive(squares) if stage.may_warn and moment.serial < WATCHED else {}
     stage.apply(Sent(client, weight, moment, rows, start, kept, {row: of[row] for row in rows}))
-    for row in rows:
-        if of[row] == "square":
-            rows[row].clamp_(min=0)
+    for values in squares.values():
+        values.clamp_(min=0)
+    if before:
+        stage.may_warn = not _warn_of_zeros(command_name(type(stage)), before, _num_positive(squares))
+
+
+def _num_positive(rows: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {row: int((values > 0).sum()) for row, values in rows.items()}
+
+
+def _warn_of_zeros(name: str, before: dict[str, int], after: dict[str, int]) -> bool:
+    """Whether a stage has made so many squares 0, or negative, that steps can be far too long: a line says so."""
+    for row, number in before.items():
+        if number - after[row] > NOTABLE * number:
+            log.warning(
+                f"stage {name} makes {number - after[row]:,} of {number:,} positive values of row {row}, means of "
+                "squares, 0 or less (they are sent as 0): steps divided by their roots can be far too long; expected "
+                "less noise, or a stage that leaves them above 0"
+            )
+            return True
+    return False
