@@ -10,6 +10,7 @@ import torch
 from fedmpi.aggregation.base import Layout, Moment
 from fedmpi.comm.link import Link
 from fedmpi.part import Part
+from fedmpi.registry import command_name
 from fedmpi.settings import check
 from fedmpi.text import Log
 
