@@ -14,7 +14,7 @@ from helpers import ROOT, execute
 FLOORS = [
     ["text"],
     ["errors"],
-    ["settings", "streams", "own_files", "theory"],
+    ["settings", "streams", "own_files", "part", "theory"],
     ["run_files"],
     ["registry", "machine"],
     ["presets", "oracles", "algorithms", "comm"],
@@ -39,7 +39,7 @@ DATA_PROGRAM = ("fedmpi.data.__main__", "fedmpi.data.commands")  # a program tha
 KEYWORD_FUNCTIONS = {"average", "join", "simulate", "train"}
 THEOREMS = "fedmpi.theory"  # as many as a theorem has constants
 MAX_PARAMETERS = 8
-MAX_TOP_LEVEL = 10
+MAX_TOP_LEVEL = 11
 
 # Words that are not the field's, or have several meanings -> better ones.
 UNCLEAR = {

@@ -4,63 +4,18 @@ import abc
 import dataclasses
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link, Reduce, Slices
 from fedmpi.errors import UserError
 from fedmpi.part import Part
 from fedmpi.registry import command_name
 from fedmpi.settings import check
-
-if TYPE_CHECKING:
-    from fedmpi.aggregation.codecs.base import Codec
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """What the vectors of an aggregation contain: rows one after the other, then float buffers of the model.
-
-    Attributes:
-        rows: names of the exchanged rows, in order. dim: length of each of them, d. kinds: name of a row -> what it is,
-            see `fedmpi.algorithms.base`.
-        numel: of all rows and buffers. dtype, device: of all of it.
-        segments: slice of a row for each parameter of the model; names, shapes: of these parameters, () if unknown.
-    """
-
-    rows: tuple[str, ...]
-    dim: int
-    numel: int
-    dtype: torch.dtype
-    device: torch.device
-    segments: tuple[slice, ...] = ()
-    names: tuple[str, ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
-    kinds: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Moment:
-    """Which average it is.
-
-    Attributes:
-        round_index: from 0; -1 in the start. number: of the exchange within the round, from 0.
-        rows: names of the rows that are averaged. region: their place in the vectors of the `Layout`, with the float
-            buffers if these are averaged too.
-        serial: number of the exchange among all that this process makes in the federation, from 0. A round that is
-            repeated has other numbers: for nonces under a key that does not outlive the process.
-        seed: of the run. What all ranks are to draw alike comes from it, the round and the exchange
-            (`fedmpi.streams.generator`); a round that is repeated draws the same.
-    """
-
-    round_index: int
-    number: int
-    rows: tuple[str, ...]
-    region: slice
-    serial: int = 0
-    seed: int = 0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -222,7 +177,7 @@ class Aggregation(Part):
         else:
             self._reduce_words(self.codec, of_several, out)
 
-    def _reduce_words(self, codec: "Codec", reduce: Reduce, out: torch.Tensor) -> None:
+    def _reduce_words(self, codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
         """`reduce_slices` where each client's words are read with its slice, and the results are written again."""
         start = self.start
         # Clients know what was read of their differences; what all know of the mean must be the mean of these.

@@ -1,10 +1,13 @@
-"""The weighted mean where rows travel in a codec."""
+"""The weighted mean where rows travel in a codec, and what clients know of what is read."""
 
 import dataclasses
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, Moment, moves
+from fedmpi.aggregation.base import Aggregation, moves
+from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.aggregation.layout import Moment
+from fedmpi.aggregation.stages.base import Sent, Stage
 from fedmpi.comm.link import Slices
 
 
@@ -70,3 +73,17 @@ class MeanOfSlices(Aggregation):
         for client, rows in zip(slices.clients, slices, strict=True):
             total.add_(rows, alpha=self.weights[client])
         return total.div_(sum(self.weights.values()))
+
+
+@dataclasses.dataclass(kw_only=True)
+class AsRead(Stage):
+    """The last stage where differences are exchanged and rows travel in a codec: differences become what is read."""
+
+    is_base = True  # the codec brings it along
+
+    codec: Codec
+
+    def apply(self, sent: Sent) -> None:
+        for name, row in sent.rows.items():
+            if sent.kinds[name] == "difference":
+                row.copy_(self.codec.decode(self.codec.encode(row)))

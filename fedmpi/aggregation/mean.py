@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, Layout, Moment
+from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
 
 

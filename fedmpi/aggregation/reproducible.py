@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, Moment
+from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.layout import Moment
 from fedmpi.comm.summation_order import Placement
 
 ALIGNMENT = 16  # elements; every slot begins on a cache line

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, Moment, moves
+from fedmpi.aggregation.base import Aggregation, moves
+from fedmpi.aggregation.layout import Moment
 from fedmpi.comm.link import Slices
 from fedmpi.errors import UserError
 from fedmpi.registry import command_name

@@ -10,9 +10,10 @@ from typing import Any
 import fedmpi.aggregation
 import fedmpi.aggregation.codecs
 import fedmpi.aggregation.stages
-from fedmpi.aggregation.base import Aggregation, Layout
-from fedmpi.aggregation.codecs.base import AsRead, Codec
-from fedmpi.aggregation.coded import MeanOfSlices, MeanOfWords
+from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.aggregation.coded import AsRead, MeanOfSlices, MeanOfWords
+from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.comm.link import Link

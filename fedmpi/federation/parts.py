@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from fedmpi.aggregation.base import Aggregation, Layout
+from fedmpi.aggregation.base import Aggregation
+from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.sending import Sending
 from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers

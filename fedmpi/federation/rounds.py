@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from fedmpi.aggregation.base import Moment
+from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import apply_stage
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import RanksLost, describe_clients

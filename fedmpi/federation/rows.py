@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from fedmpi.aggregation.base import Layout
+from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.mean import Mean
 from fedmpi.algorithms.base import KINDS, Algorithm
 from fedmpi.comm.link import SoloLink
@@ -171,7 +171,7 @@ class RowStore:
         """Give a client's rows to the aggregation, and store those that a later exchange of the round needs.
 
         `position` is its place among those of this rank, `client` its number. `is_left_out`: whether the aggregation
-        is only told that they are missing.
+        learns only that they are missing.
         """
         give = self.aggregation.skip if is_left_out else self.aggregation.take
         give(client, self._work[self.region])

@@ -191,7 +191,7 @@ def test_what_does_not_compose_is_one_line():
     with pytest.raises(UserError, match="^codec half does not work with aggregation own"):
         Sending(Own(), codec=Half())
     for codec, message in [
-        ("hlaf", "unknown codec 'hlaf': did you mean 'half'"),
+        ("hlaf", r"unknown codec 'hlaf'; did you mean 'half'\?"),
         (Mean(), "codec is a Mean: expected a name, or an object of Codec"),
     ]:
         with pytest.raises(UserError, match=message):

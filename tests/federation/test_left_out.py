@@ -1,4 +1,4 @@
-"""Clients whose losses or rows are not finite: averages are made without them, on all ranks alike."""
+"""Clients whose losses or rows are not finite: averages are made without them, equally on all ranks."""
 
 import functools
 import json

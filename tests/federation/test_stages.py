@@ -137,7 +137,7 @@ def test_absent_clients_pass_no_stage():
 def test_two_stages_of_one_class_keep_their_own_rows():
     federation = make_federation(FedAvg(), 2, [Spy(), Spy()])
     assert list(federation.stages) == ["spy", "spy-2"]
-    assert list(federation.clients[1].kept) == ["spy.seen", "spy-2.seen"]
+    assert list(federation.clients[1].kept) == ["stages/spy.seen", "stages/spy-2.seen"]
     federation.run_round()
     assert [kept["x"].unique().item() for kept in federation.clients[1].kept.values()] == [1.0, 1.0]
 

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Layout, Moment
-from fedmpi.aggregation.stages.base import Sent, Stage
+from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
 from fedmpi.part import Part
 from fedmpi.settings import check
@@ -23,7 +22,7 @@ class Codec(Part):
     them is reduced, and the result is written for its way back.
 
     Numbers travel as they are, and so do float buffers beside the words of a linear codec. Of rows that are differences
-    the algorithm is told what was read of them, so that what a client keeps and what the server knows stay equal.
+    the algorithm gets what was read of them, so that what a client keeps and what the server knows stay equal.
 
     Attributes:
         link, layout: after `open`. moment: the current `Moment`.
@@ -52,17 +51,3 @@ class Codec(Part):
     @abc.abstractmethod
     def decode(self, words: torch.Tensor) -> torch.Tensor:
         """What `encode` was given, as far as the words tell, in the layout's dtype and in memory of its own."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class AsRead(Stage):
-    """The last stage where differences are exchanged and rows travel in a codec: differences become what is read."""
-
-    is_base = True  # the codec brings it along
-
-    codec: Codec
-
-    def apply(self, sent: Sent) -> None:
-        for name, row in sent.rows.items():
-            if sent.kinds[name] == "difference":
-                row.copy_(self.codec.decode(self.codec.encode(row)))

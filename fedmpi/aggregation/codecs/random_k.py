@@ -4,8 +4,8 @@ import dataclasses
 
 import torch
 
-from fedmpi.aggregation.base import Layout, Moment
 from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
 from fedmpi.settings import setting
 from fedmpi.streams import generator
@@ -13,7 +13,7 @@ from fedmpi.streams import generator
 
 @dataclasses.dataclass(kw_only=True)
 class RandomK(Codec):
-    """The moves of k of all d coordinates, drawn alike on all ranks for every exchange by the run's seed.
+    """The moves of k of all d coordinates, the same on all ranks, drawn for every exchange by the run's seed.
 
     Of points they are multiplied by d / k: on average, the move. Other rows have fresh values in these coordinates,
     and keep the server's, which are older, in the others.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Layout, Moment
+from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
 from fedmpi.part import Part
 from fedmpi.registry import command_name
