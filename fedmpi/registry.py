@@ -2,7 +2,8 @@
 
 Other packages (plug-ins) add classes by entry points. The group of an entry point is the package that contains fedmpi's
 own classes of that kind ("fedmpi.algorithms", "fedmpi.tasks", "fedmpi.models", "fedmpi.oracles", "fedmpi.aggregation",
-"fedmpi.aggregation.stages" or "fedmpi.data.partitions"); its name is the class's name on the command line.
+"fedmpi.aggregation.codecs", "fedmpi.aggregation.stages" or "fedmpi.data.partitions"); its name is the class's name on
+the command line.
 """
 
 import functools

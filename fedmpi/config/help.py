@@ -20,7 +20,7 @@ FLAG_HELP = {
     "preset": "NAME: settings of a paper's experiment (--list presets); --config and the command line override it",
     "config": "PATH: settings from a YAML or TOML file; the command line overrides it",
     "print_config": "print all settings of the run as a settings file, and exit",
-    "list": "WHAT: list the algorithms, tasks, oracles, models, partitions, aggregations, stages or presets, and exit",
+    "list": "WHAT: list the algorithms, tasks, oracles, models, partitions, aggregations, codecs, stages or presets",
     "traceback": "if there is an error, also print its traceback",
     "help": "print this text for the chosen algorithm, task, oracle, model and partition, and exit",
 }

@@ -56,7 +56,7 @@ class Evaluation:
             `Metrics`.
 
         Raises:
-            Diverged: on every rank, if its training loss is not finite.
+            Diverged: on every rank, if its training loss is not finite; with ``--faulty leave_out``, if no client's is.
             UserError: if training has changed which parameters and buffers the module has.
         """
         job = self._job
@@ -71,8 +71,8 @@ class Evaluation:
             own = {client.index: self._own_results.of(client, client.index in settled) for client in clients}
             task.visit = lambda client: job.flat.point_at(*own[client])
         metrics = task.evaluate(job.flat.module, job.link)
-        if not math.isfinite(metrics["train_loss"]):
-            loss = metrics["train_loss"]
+        loss = metrics["train_loss"]
+        if not math.isfinite(loss) and not self._may_go_on(metrics):
             raise Diverged(f"after round {number}: the loss of the averaged model is {loss}; try a smaller step_size")
         clients = {name: by_client(job, values) for name, values in getattr(metrics, "clients", {}).items()}
         cases = dict(getattr(metrics, "cases", {}))
@@ -82,6 +82,11 @@ class Evaluation:
             cases["values"] = [none if k in lost else next(rest, none) for k in range(job.context.num_clients)]
         tables = getattr(metrics, "tables", {})
         return Metrics({name: float(value) for name, value in metrics.items()}, clients, tables, cases)
+
+    def _may_go_on(self, metrics):
+        """Whether faulty clients are left out, and the loss is finite on the data of another one."""
+        of_clients = getattr(metrics, "clients", {}).get("train_loss", ())
+        return self._job.config.run.faulty == "leave_out" and any(map(math.isfinite, of_clients))
 
 
 def by_client(job, values):

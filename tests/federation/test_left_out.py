@@ -131,3 +131,26 @@ def test_a_run_says_who_was_left_out(tmp_path):
     assert np.isfinite([record["loss"] for record in records]).all()
     with pytest.raises(Diverged, match="client 2"):
         fedmpi.train(data=data, out=str(tmp_path), **given)
+
+
+class Lost(torch.nn.Linear):
+    """Infinite on large inputs, also when it is evaluated."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+
+    def forward(self, inputs):
+        return super().forward(inputs) * (math.inf if inputs.max() > 5 else 1)
+
+
+def test_a_client_on_whose_data_no_loss_is_finite_is_left_out_to_the_end(tmp_path, capsys):
+    data = [TensorDataset(torch.full((8, 2), value), torch.zeros(8, 1)) for value in (1.0, 2.0, 10.0)]
+    given = {"task": "regression", "test_data": data[0], "rounds": 2, "algorithm": "fedavg", "model": Lost}
+    run = fedmpi.train(data=data, faulty="leave_out", out=str(tmp_path), **given)
+    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["left_out"] for record in records] == [[2], [2]]
+    assert not math.isfinite(run.final["train_loss"]) and math.isfinite(run.final["test_loss"])
+    of_clients = run.metrics[-1]["clients"]["train_loss"]
+    assert max(of_clients[:2]) < 1 and of_clients[2] > 1e300  # JSON has no infinity
+    with pytest.raises(Diverged):
+        fedmpi.train(data=data[2:], faulty="leave_out", out=str(tmp_path), **given)
