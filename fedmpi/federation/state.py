@@ -45,8 +45,8 @@ def restore_state(federation, state):
         KeyError: if something is missing.
     """
     own = _under("federation/", state)
-    for name in ("round_index", "num_gradients", "num_left_out"):
-        setattr(federation, name, int(own[name]))
+    federation.round_index, federation.num_gradients = int(own["round_index"]), int(own["num_gradients"])
+    federation.num_left_out = int(own.get("num_left_out", 0))
     federation.present = {int(client) for client in own["present"]}
     for part in federation.seconds:
         federation.seconds[part] = float(own[f"seconds/{part}"])
