@@ -209,14 +209,17 @@ class RowStore:
         self._start.copy_(self.block)
         self._start_buffers.copy_(self.buffers)
 
-    def start_rows(self, for_stages=True):
+    def start_rows(self, for_stages=True, is_copy=True):
         """Name -> [dim] what the round began with, exchanged rows and float buffers: a copy until the next call.
 
-        Of buffers that no client has changed, stages see 0, see `begin_stages`, and aggregations the values.
+        Of buffers that no client has changed, stages see 0, see `begin_stages`, and aggregations the values. Without
+        `is_copy`, they may be read only.
         """
-        if self._start_copy is None:
-            self._start_copy = torch.empty_like(self._start)
-        start = self._start_copy.copy_(self._start)
+        start = self._start
+        if is_copy:
+            if self._start_copy is None:
+                self._start_copy = torch.empty_like(start)
+            start = self._start_copy.copy_(start)
         self.sent.put(self._start_buffers, self._behind_rows(start))
         if for_stages:
             self.sent.put_constants(self._behind_rows(start), is_zero=True)

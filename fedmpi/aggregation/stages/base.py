@@ -78,6 +78,7 @@ class Stage(Part):
     """
 
     needs_start: ClassVar[bool] = False
+    writes_start: ClassVar[bool] = True  # whether `apply` may change `sent.start`: if not, it need not be a copy
     may_warn = False  # of squares that it makes 0; on rank 0, once
 
     def __post_init__(self) -> None:
@@ -102,14 +103,14 @@ def apply_stage(
     moment: Moment,
     kinds: dict[str, str],
     sent: dict[str, torch.Tensor],
-    start_rows: Callable[[], dict[str, Any]],
+    start_rows: Callable[..., dict[str, Any]],
 ) -> None:
     """Let the rows that a client sends pass a stage; rows of numbers do not.
 
     Args:
         kinds: name -> kind of the exchanged rows; those that are not there are points.
         sent: name -> what the client sends.
-        start_rows: function that returns the rows with which the round began, which the stage may overwrite.
+        start_rows: function that returns the rows with which the round began, with ``is_copy`` to be overwritten.
     """
     of = {row: kinds.get(row, "point") for row in sent}
     rows = {row: values for row, values in sent.items() if of[row] != "number"}
@@ -118,7 +119,8 @@ def apply_stage(
     kept = stage.kept_of[client] if stage.kept_rows else {}
     start = None
     if stage.needs_start:
-        began = start_rows()
+        may_write = vars(type(stage)).get("writes_start", True)  # a class that derives from one that does not may
+        began = start_rows(is_copy=may_write)
         start = {row: torch.zeros_like(began[row]) if of[row] == "difference" else began[row] for row in rows}
     squares = {row: values for row, values in rows.items() if of[row] == "square"}
     before = _num_positive(squares) if stage.may_warn and moment.serial < WATCHED else {}

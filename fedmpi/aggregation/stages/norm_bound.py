@@ -1,6 +1,7 @@
 """A bound on how far one client can move the average."""
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 
@@ -19,6 +20,7 @@ class NormBound(Stage):
 
     name = "norm_bound"
     needs_start = True
+    writes_start: ClassVar[bool] = False
 
     bound: float = setting(1.0, "C, largest norm of a client's move in an exchange", above=0)
 
