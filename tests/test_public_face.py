@@ -16,7 +16,7 @@ import fedmpi
 def python(program, folder):
     """The output of a Python program, run with this source in `folder`."""
     words = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{textwrap.dedent(program)}"]
-    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -158,6 +158,6 @@ def test_pyright_finds_the_same_errors(tmp_path):
 
 def test_py_typed_is_installed(tmp_path):
     words = ["setup.py", "-q", "egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", tmp_path / "lib"]
-    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True, timeout=240)
     assert (tmp_path / "lib" / "fedmpi" / "py.typed").is_file()
     assert list((tmp_path / "lib" / "fedmpi" / "presets").rglob("*.yaml"))

@@ -69,7 +69,7 @@ def test_a_signal_before_the_first_round_ends_the_job_at_once(tmp_path):
     try:
         wait_for(lambda: len(list(tmp_path.glob("stuck-*"))) == 2, 100)
         job.terminate()
-        _, errors = job.communicate(timeout=20)
+        _, errors = job.communicate(timeout=120)
     finally:
         kill_session(job)
         job.communicate()

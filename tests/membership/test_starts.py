@@ -112,7 +112,7 @@ def test_a_rank_that_never_begins_mpi_is_named():
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_rank_that_ends_before_mpi_begins_ends_the_others(code):
     """MPICH's launcher goes on then, for as long as the others wait."""
-    ended = start(3, BEGINS, "leaves", LIMIT, code, is_forked=False, timeout=100)
+    ended = start(3, BEGINS, "leaves", LIMIT, code, is_forked=False)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("fedmpi: ")]
     assert ended.returncode in (code or 1, 9) and len(lines) == 1, ended.stderr  # MPICH may pass on SIGKILL
     assert "error: rank 1 on " in lines[0] and "ended before MPI began, and the others wait" in lines[0]
@@ -154,7 +154,7 @@ def test_a_child_that_breaks_does_not_end_the_job():
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_import_the_program_are_no_ranks(any_mpi, method):
-    ended = start(2, PROGRAMS / "begins_workers.py", method, mpi=any_mpi, is_forked=False, timeout=100)
+    ended = start(2, PROGRAMS / "begins_workers.py", method, mpi=any_mpi, is_forked=False)
     assert ended.returncode == 0 and ended.stdout.count("worker of 2") == 2, ended.stderr
     assert ended.stderr.count("fedmpi: a worker process is no rank, and begins MPI alone: ") == 2, ended.stderr
 
@@ -206,7 +206,7 @@ def test_containers_of_one_pod_begin_jobs_at_the_same_time(any_mpi, tmp_path):
         pytest.skip("needs the right to make namespaces")
     words, variables = launch_words(2, BEGINS, "ranks", mpi=any_mpi)
     one = f"TMPDIR=$(mktemp -d -p {tmp_path}) unshare -p -f --mount-proc {shlex.join(map(str, words))}"
-    ended = execute(["bash", "-c", f"{one} & first=$!; {one} & wait $first && wait $!"], timeout=60, env=variables)
+    ended = execute(["bash", "-c", f"{one} & first=$!; {one} & wait $first && wait $!"], env=variables)
     assert ended.returncode == 0 and ended.stdout.count("2 ranks") == 4, ended.stderr
 
 

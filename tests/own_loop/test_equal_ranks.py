@@ -68,7 +68,7 @@ def two(first, second, folder, program="fedmpi.train", env=()):
     command, variables = launch_words(1, *common, *first.split())
     there = ["-np", 1, "env", *env, sys.executable, *common, *second.split()]
     (folder.parent / "elsewhere").mkdir(exist_ok=True)  # Python searches the current folder before all others
-    ended = execute([*command, ":", *there], timeout=120, env=variables, cwd=folder.parent / "elsewhere")
+    ended = execute([*command, ":", *there], env=variables, cwd=folder.parent / "elsewhere")
     return ended.returncode, [line for line in ended.stderr.splitlines() if line.startswith("fedmpi")], ended.stdout
 
 

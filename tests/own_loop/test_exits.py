@@ -123,5 +123,5 @@ def test_different_numbers_of_steps_in_the_last_round_are_named(tmp_path):
         "    fed.step(lambda: model(torch.ones(1, 2)).square().mean())\n"
         "fed.finish()\n"
     )
-    ended = start(2, program, timeout=120)
+    ended = start(2, program)
     assert "different numbers of steps (rank 0: 15, rank 1: 14)" in ended.stderr, ended.stderr

@@ -40,7 +40,7 @@ def test_half_of_four_ranks_are_drawn_as_by_train():
     ],
 )
 def test_what_goes_wrong_on_one_rank_ends_all(check, code, message):
-    ended = start(2, PROGRAMS / "own_loop.py", check, timeout=60)
+    ended = start(2, PROGRAMS / "own_loop.py", check)
     assert ended.returncode == code and message in ended.stderr, ended.stderr
     assert ("Traceback" in ended.stderr) == (code == 1)
 

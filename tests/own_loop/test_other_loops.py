@@ -17,7 +17,7 @@ REFUSED = {
 @pytest.mark.parametrize("how", REFUSED)
 def test_what_would_mix_messages_ends_the_job_with_one_line(how):
     ranks, code, line = REFUSED[how]
-    ended = start(ranks, PROGRAMS / "other_loops.py", how, timeout=60)
+    ended = start(ranks, PROGRAMS / "other_loops.py", how)
     lines = [said for said in ended.stderr.splitlines() if said.startswith("fedmpi: ")]
     assert ended.returncode == code and "done" not in ended.stdout, ended.stdout + ended.stderr
     assert lines and all(re.match(f"fedmpi: {line}", said) for said in lines), ended.stderr
@@ -29,12 +29,12 @@ def test_what_would_mix_messages_ends_the_job_with_one_line(how):
      ("forked", 2, "this process was forked from the rank that has the federation")],
 )  # fmt: skip
 def test_what_mixes_none_works(how, ranks, said):
-    ended = start(ranks, PROGRAMS / "other_loops.py", how, timeout=90)
+    ended = start(ranks, PROGRAMS / "other_loops.py", how)
     assert ended.returncode == 0 and ended.stdout.count("done") == ranks, ended.stdout + ended.stderr
     assert ended.stdout.count(said) >= ranks, ended.stdout
 
 
 def test_without_other_ranks_only_the_second_thread_fails():
-    ended = start(1, PROGRAMS / "other_loops.py", "threads", timeout=60)
+    ended = start(1, PROGRAMS / "other_loops.py", "threads")
     assert ended.returncode == 0 and ended.stdout.count("done") == 1, ended.stderr
     assert ended.stderr.count("fedmpi.errors.UserError: thread ") == 1, ended.stderr

@@ -21,7 +21,7 @@ from fedmpi.runs.initial import read_initial
 
 
 def run(way, folder, *rest):
-    return start(2, PROGRAMS / "recorded_loop.py", way, folder, 20, *rest, timeout=120)
+    return start(2, PROGRAMS / "recorded_loop.py", way, folder, 20, *rest)
 
 
 def totals(ended):
@@ -183,7 +183,7 @@ def test_generators_of_the_process_go_on_where_they_were(tmp_path):
 
 
 def resumed(*words):
-    return start(2, PROGRAMS / "resumed_loop.py", *words, timeout=120)
+    return start(2, PROGRAMS / "resumed_loop.py", *words)
 
 
 def test_a_late_schedule_and_a_pass_go_on_with_the_same_bits(tmp_path):

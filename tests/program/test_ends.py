@@ -28,7 +28,7 @@ KINDS = {
 def run(how, ranks, rank, door, *words, mpi="default"):
     """A job of tests/programs/ends.py, of which nothing stays behind."""
     job = uuid.uuid4().hex
-    ended = start(ranks, ENDS, how, rank, door, *words, job, mpi=mpi, timeout=90, is_forked=False)
+    ended = start(ranks, ENDS, how, rank, door, *words, job, mpi=mpi, is_forked=False)
     wait_for(lambda: not processes_with(job), 10)
     return ended
 
@@ -70,7 +70,7 @@ def test_a_signal_before_the_first_round_ends_the_job_at_once(tmp_path, any_mpi,
         wait_for(lambda: len(list(tmp_path.glob("stuck-*"))) == 2, 100)
         for rank in ranks_of(job)[: None if to == "all" else 1]:
             os.kill(rank, getattr(signal, name))
-        output, _ = job.communicate(timeout=20)
+        output, _ = job.communicate(timeout=120)
     assert job.returncode in {"SIGTERM": (15, 143), "SIGINT": (130,)}[name], output
     assert "Traceback" not in output and not list(tmp_path.glob("runs/*"))
     assert name == "SIGTERM" or output.count("fedmpi: interrupted during the preparation") == 1, output

@@ -28,7 +28,7 @@ def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path, any_mpi):
 def test_a_stopped_rank_is_named_where_mpi_does_not_sum(tmp_path):
     """With NCCL, for which gloo stands in, the losses of a round are exchanged by MPI before that."""
     stuck = ("--model", "faulty.Faulty", "--model.kind", "stop", "--timeout", 5, "--transport", "nccl")
-    ended = train(3, tmp_path, "--clients", 3, "--rounds", 50, *stuck, timeout=60)
+    ended = train(3, tmp_path, "--clients", 3, "--rounds", 50, *stuck)
     line = r"error: no sign of rank 1 on \S+ \(client 1\) for 5 s during the local steps of round 1: "
     assert re.search(line, ended.stderr), ended.stderr
     wait_for(lambda: not processes(tmp_path), 10)

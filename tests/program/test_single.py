@@ -69,5 +69,5 @@ def test_a_closed_output_ends_the_program_silently(lines):
     program = f"from fedmpi.program.single import run_single; run_single(lambda _: print('line\\n' * {lines}), [])"
     command = f'{sys.executable} -c "{program}" | true'
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # a short output is then written at the very end
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60, env=buffered)
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=300, env=buffered)
     assert not ended.stderr

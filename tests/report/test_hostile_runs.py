@@ -26,7 +26,7 @@ def write(folder, settings=None, *lines):
 
 
 def report(*words):
-    return execute([sys.executable, "-m", "fedmpi.report", *words], timeout=120)
+    return execute([sys.executable, "-m", "fedmpi.report", *words])
 
 
 def with_values(**values):
