@@ -127,15 +127,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Wrong input ends the process with one line and exit code 2; see `fedmpi.program.ranks.run_program`.
     """
+    is_ours = False  # whether this process is a program of ours, and not a user's that calls `main`
     if arguments is None:
         remember_signals()  # the next import but one loads torch, and then MPI begins, which takes seconds
-        gc.disable()  # loading torch makes no garbage; searching for some took a tenth of the time
-        from fedmpi.program import say_starting
+        from fedmpi.program import is_own_program, say_starting
 
         say_starting(sys.argv[1:])
+        if is_ours := is_own_program() and gc.isenabled():
+            gc.disable()  # loading torch makes no garbage; searching for some took a tenth of the time
     from fedmpi.program.ranks import run_program
 
-    if arguments is None:
+    if is_ours:
         gc.freeze()  # what has been loaded is never searched
         gc.enable()
     run_program(_run, sys.argv[1:] if arguments is None else list(arguments))

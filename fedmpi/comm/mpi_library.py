@@ -8,6 +8,7 @@ import pathlib
 import platform
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from fedmpi.text import short
 LIMIT = 1800.0  # seconds in which all ranks must begin MPI
 LOOK_EVERY = 1.0  # seconds between two looks at whether other ranks have ended meanwhile
 SAYING_SECONDS = 1.0  # after a line, until a process ends: the launcher passes it on meanwhile
-TURN_SECONDS = 5.0  # that a rank gives each lower one to say what ends them all
+STAY_SECONDS = 30.0  # at most, for which a rank that has said what ends them all waits for the others to notice it
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # variables: how many ranks this machine has
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -172,7 +173,7 @@ def _watch(ends, limit):
             seen |= {*range(started)} if are_all_here else here
             ended = seen - here if number in here else set()
             if ended and ended == before:  # a launcher that ends all ranks then has had time for it
-                _end_without(ended, {other for other in here if other < number}, number)
+                _end_without(ended)
             continue
         numbers = os.read(ends, 1)
         if not numbers:
@@ -202,16 +203,19 @@ def ranks_of_launcher():
     return found
 
 
-def _end_without(ended, lower, number):
+def _end_without(ended):
     """End this process because some ranks have ended without MPI, for which it waits.
 
-    The lowest of the ranks that wait says so, and its end makes the launcher end the others. If it does not, as it
-    still loads its program, the next one does. A lower rank that has ended may have said it already.
+    The first that notices says so. It stays until the others of this machine have noticed, too, because launchers go on
+    while a rank loads its program: its socket, whose name no two processes have, says to them that the line is said.
     """
-    time.sleep(TURN_SECONDS * (len(lower) + (min(ended) < number)))
-    if lower <= ranks_of_launcher():
+    with socket.socket(socket.AF_UNIX) as said, contextlib.suppress(OSError):
+        said.bind(f"\0fedmpi-{launcher_above()}-ended")
         who = f"rank {', '.join(map(str, sorted(ended)))} on {platform.node()}"
         _say(f"error: {who} ended before MPI began, and the others wait: all ranks must begin a federation")
+        until = time.monotonic() + STAY_SECONDS
+        while len(ranks_of_launcher()) > 1 and time.monotonic() < until:
+            time.sleep(LOOK_EVERY / 10)
     time.sleep(SAYING_SECONDS)
     os._exit(1)  # launchers return this code, or that of the rank which has ended
 

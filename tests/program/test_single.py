@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, start
 
 from fedmpi.bench.__main__ import read_arguments
 from fedmpi.data.__main__ import main as data
@@ -71,3 +71,11 @@ def test_a_closed_output_ends_the_program_silently(lines):
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # a short output is then written at the very end
     ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=300, env=buffered)
     assert not ended.stderr
+
+
+def test_the_garbage_collector_of_a_users_program_is_left_alone(tmp_path):
+    program = tmp_path / "own.py"
+    program.write_text(
+        "import gc, fedmpi\ngc.disable()\nfedmpi.train.main()\nprint('left', gc.isenabled(), gc.get_freeze_count())\n"
+    )
+    assert "left False 0" in start(1, program, "--list", "stages", is_forked=False).stdout

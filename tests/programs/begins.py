@@ -1,4 +1,4 @@
-"""A loop of two steps on each rank, and what comes before it: python begins.py HOW [SECONDS [CODE]]."""
+"""A loop of two steps on each rank, and what comes before it: python begins.py HOW [SECONDS [CODE [LATE]]]."""
 
 import os
 import sys
@@ -7,9 +7,11 @@ import time
 NUMBER = int(next((os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK") if name in os.environ), "0"))
 
 
-def main(how="", seconds="30", code="0"):
+def main(how="", seconds="30", code="0", late="0"):
     if how == "leaves" and NUMBER == 1:
         sys.exit(int(code))
+    if how == "leaves" and NUMBER == 2:
+        time.sleep(float(late))
     if how == "late" and NUMBER == 0:
         time.sleep(float(seconds) / 10)
     if how == "without":
