@@ -1,8 +1,10 @@
 """What an aggregation is: one object per rank that turns the participants' rows into the server's."""
 
 import abc
+import contextlib
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -80,7 +82,28 @@ class Aggregation(Part):
         self.block = self.allocate(layout.numel)
         self.start = self.block[:0]
         self.codec: Codec | None = None
-        self._adds_weighted = len(inspect.signature(self.add).parameters) > 2
+        self._adds_weighted = self._takes_weight()
+        # What `average` does not fill is then found, as far as its memory is not that of the rows.
+        self._is_out_free = type(self).add is Aggregation.add and len(self.clients) != 1
+
+    def _takes_weight(self) -> bool:
+        """Whether `add` is to get the weight, too.
+
+        Raises:
+            UserError: if it takes other arguments.
+        """
+        parameters = inspect.signature(self.add)
+        for arguments in ((0, self.block, 1.0), (0, self.block)):
+            with contextlib.suppress(TypeError):
+                parameters.bind(*arguments)
+                return len(arguments) > 2
+        raise UserError(f"{self.called}: add{parameters}: expected add(client, rows, weight) or add(client, rows)")
+
+    @property
+    def called(self) -> str:
+        """Its name in messages."""
+        written = f" in codec {command_name(type(self.codec))}" if vars(self).get("codec") is not None else ""
+        return f"aggregation {command_name(type(self))}{written}"
 
     def allocate(self, numel: int) -> torch.Tensor:
         """[numel] zeros where the link sums fastest, or, without `exposes_rows`, of this process alone. Collective."""
@@ -104,7 +127,7 @@ class Aggregation(Part):
     def _check_number(self) -> None:
         if len(self.weights) < self.least_clients:
             raise UserError(
-                f"aggregation {command_name(type(self))} needs at least {self.least_clients} clients that take part, "
+                f"{self.called} needs at least {self.least_clients} clients that take part, "
                 f"not {len(self.weights)}: expected more participants, or another aggregation"
             )
 
@@ -135,6 +158,12 @@ class Aggregation(Part):
         """
         # Alone on its rank, a client works in the block, where the rows stay.
         self.kept[client] = rows if len(self.clients) == 1 else rows.clone()
+
+    def fill(self, out: torch.Tensor) -> None:
+        """Call `average`."""
+        if self._is_out_free:
+            out.fill_(math.nan)
+        self.average(out)
 
     @abc.abstractmethod
     def average(self, out: torch.Tensor) -> None:
@@ -170,7 +199,9 @@ class Aggregation(Part):
 
         def of_several(slices: Slices) -> torch.Tensor:
             slices.clients = clients
-            return reduce(slices) if len(slices) > 1 else slices[0]
+            if len(slices) == 1:
+                return slices[0]
+            return of_length(slices[0].numel(), reduce(slices), f"{self.called}: what reduces slices returned")
 
         if self.codec is None or self.are_numbers:
             self.link.exchange_slices(self.vectors(), of_several, out)
@@ -183,16 +214,21 @@ class Aggregation(Part):
         # Clients know what was read of their differences; what all know of the mean must be the mean of these.
         is_exact = "difference" in map(self.layout.kinds.get, self.moment.rows)
 
+        def write(values: torch.Tensor) -> torch.Tensor:
+            return of_length(len(values), codec.encode(values), f"{self.called}: encode returned")
+
+        def read(words: torch.Tensor) -> torch.Tensor:
+            return of_length(len(words), codec.decode(words), f"{self.called}: decode returned")
+
         def of_words(words: Slices) -> torch.Tensor:
             began = start[words.place].to(words[0].device)
-            result = reduce(Slices((codec.decode(each).add_(began) for each in words), words.place))
-            return result if is_exact else codec.encode(moves(result, began))
+            result = reduce(Slices((read(each).add_(began) for each in words), words.place))
+            return result if is_exact else write(moves(result, began))
 
-        sent = [codec.encode(moves(rows, start)) for rows in self.vectors()]
-        written = codec.encode(start)
+        sent, written = [write(moves(rows, start)) for rows in self.vectors()], write(start)
         result = torch.empty_like(out if is_exact else written)
         self.link.exchange_slices(sent, of_words, result, written.dtype)
-        out.copy_(result if is_exact else codec.decode(result).add_(start))
+        out.copy_(result if is_exact else read(result).add_(start))
         self.clamp_squares(out)
 
     @property
@@ -206,6 +242,18 @@ class Aggregation(Part):
         for number, row in enumerate(self.moment.rows):
             if self.layout.kinds.get(row) == "square":
                 out[number * dim : (number + 1) * dim].clamp_(min=0)
+
+
+def of_length(length: int, found: object, who: str) -> torch.Tensor:
+    """A vector that a part of the user's has returned.
+
+    Raises:
+        UserError: if it is none of this length; `who` begins the message.
+    """
+    if isinstance(found, torch.Tensor) and found.shape == (length,):
+        return found
+    given = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+    raise UserError(f"{who} {given}: expected a tensor of shape [{length}]")
 
 
 def moves(rows: torch.Tensor, start: torch.Tensor) -> torch.Tensor:

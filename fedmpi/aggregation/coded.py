@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, moves
+from fedmpi.aggregation.base import Aggregation, moves, of_length
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
@@ -19,6 +19,7 @@ class MeanOfWords(Aggregation):
     """
 
     is_base = True  # `mean` becomes it
+    name = "mean"
     is_mean = True
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
@@ -38,6 +39,8 @@ class MeanOfWords(Aggregation):
         """The words of all rows, and what is not coded behind them."""
         assert self.codec is not None
         words = [self.codec.encode(moves(rows[place], self.start[place])) for place in self._rows.values()]
+        for of_row in words:
+            of_length(min(len(words[0]), self.layout.dim), of_row, f"{self.called}: encode returned")
         return torch.cat([*words, rows[self._end :]])
 
     def average(self, out: torch.Tensor) -> None:
@@ -51,7 +54,7 @@ class MeanOfWords(Aggregation):
         behind, words = total[num_words:].clone(), total[:num_words].clone()  # `out` may be the same memory
         out[self._end :] = behind
         for (row, place), of_row in zip(self._rows.items(), words.chunk(max(1, len(self._rows))), strict=False):
-            moved = self.codec.decode(of_row)
+            moved = of_length(self.layout.dim, self.codec.decode(of_row), f"{self.called}: decode returned")
             if self.layout.kinds.get(row, "point") == "point":
                 moved.div_(self.codec.share)
             torch.add(moved, self.start[place], out=out[place])
@@ -63,6 +66,7 @@ class MeanOfSlices(Aggregation):
     """The mean of rows in a codec that is not linear: every client's words are read where a slice is reduced."""
 
     is_base = True  # `mean` becomes it
+    name = "mean"
     is_mean = True
 
     def average(self, out: torch.Tensor) -> None:

@@ -13,7 +13,6 @@ from fedmpi.aggregation.base import Aggregation, moves
 from fedmpi.aggregation.layout import Moment
 from fedmpi.comm.link import Slices
 from fedmpi.errors import UserError
-from fedmpi.registry import command_name
 from fedmpi.settings import setting
 
 
@@ -29,7 +28,7 @@ class Robust(Aggregation):
         super().begin(moment, weights)
         if len(set(weights.values())) > 1:
             raise UserError(
-                f"aggregation {command_name(type(self))} counts all clients equally, and their weights differ: "
+                f"{self.called} counts all clients equally, and their weights differ: "
                 "expected weighting uniform (weight = 1 in loops of your own)"
             )
 

@@ -82,9 +82,11 @@ class Sending:
         stages: dict[str, Stage] = {}
         names: collections.Counter[str] = collections.Counter()
         for stage in passed:
-            name = command_name(type(stage))
+            kind, part = ("codec", codec) if isinstance(stage, AsRead) else ("stage", stage)
+            name = command_name(type(part))
             names[name] += 1
-            stages[f"{name}-{names[name]}" if names[name] > 1 else name] = stage
+            name = f"{name}-{names[name]}" if names[name] > 1 else name
+            stages[name], stage.called = stage, f"{kind} {name}"
             stage.open(link, layout)
             stage.may_warn = link.rank == 0
         return aggregation, stages

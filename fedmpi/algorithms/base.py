@@ -102,6 +102,7 @@ class Algorithm:
         client.is_last_step  whether it is the last local step of the round: an average follows.
         client.iteration   t, local steps since the start, counted by the shared clock, from 1.
         client.num_draws   samples that this client has drawn so far; an absent client draws none.
+        client.num_undone  of these, those in turns that do not count: the client was left out (`Sending.faulty`).
         client.was_absent  whether it was absent in the previous round (False in round 0).
         client.round_index, server.round_index: the round, from 0; -1 during the start.
         server.iteration   t at the end of the round's local steps; 0 at the start.

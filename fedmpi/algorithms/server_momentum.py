@@ -75,7 +75,7 @@ class DiLoCo(FedAvgServerMomentum):
     def local_step(self, client, server, oracle):
         """x_i <- (1 - ηλ) x_i - η m̂_i / (√v̂_i + ε)."""
         g = oracle.gradient(client.x, oracle.draw())
-        eta, t = self.eta(client), client.num_draws
+        eta, t = self.eta(client), client.num_draws - client.num_undone
         client.x.mul_(1 - eta * self.decay)
         client.m.lerp_(g, 1 - self.first_moment_decay)
         client.v.mul_(self.second_moment_decay).addcmul_(g, g, value=1 - self.second_moment_decay)

@@ -55,7 +55,8 @@ class Client(_Holder):
         oracle: see `fedmpi.oracles`; set after construction, because an oracle is made for a client.
         round: the current `Round`. num_steps: local steps in it. step_index: the current one, from 0.
         was_absent: whether the client missed the previous round.
-        num_draws: samples drawn so far, the position in the client's data. num_gradients: evaluated so far.
+        num_draws: samples drawn so far, the position in the client's data. num_undone: of these, those in turns that
+            were undone. num_gradients: evaluated so far.
         counters: the model's integer buffers as this client left them.
         carried: what one sample leaves to the next one (a recurrent state): name -> number, tensor or nested
             tuples of tensors.
@@ -68,7 +69,7 @@ class Client(_Holder):
         self.oracle, self.round = None, None
         self.num_steps, self.step_index = 0, -1
         self.was_absent = False
-        self.num_draws, self.num_gradients = 0, 0
+        self.num_draws, self.num_undone, self.num_gradients = 0, 0, 0
         self.counters, self.carried, self.kept = [], {}, {}
 
     @property
@@ -90,7 +91,7 @@ class Client(_Holder):
         rows = {f"rows/{name}": self.rows[name] for name in self.own}
         kept = {f"kept/{stage}/{name}": row for stage, rows_of in self.kept.items() for name, row in rows_of.items()}
         counters = {f"counters/{number}": counter for number, counter in enumerate(self.counters)}
-        numbers = {"num_draws": self.num_draws, "num_gradients": self.num_gradients}
+        numbers = {name: getattr(self, name) for name in ("num_draws", "num_undone", "num_gradients")}
         try:
             carried = flatten(self.carried, "carried")
         except TypeError as error:
@@ -107,9 +108,17 @@ class Client(_Holder):
         for number, counter in enumerate(self.counters):
             counter.copy_(state[f"counters/{number}"])
         self.num_draws, self.num_gradients = int(state["num_draws"]), int(state["num_gradients"])
+        self.num_undone = int(state.get("num_undone", 0))
         self.carried.clear()
         device = next(iter(self.rows.values())).device if self.rows else "cpu"  # the state may be that of a CPU or GPU
         self.carried.update(unflatten(state, "carried", device))
+
+    def undo(self, before):
+        """Take the `state` of before a turn that does not count, but go on with later samples than it had."""
+        draws, gradients = self.num_draws, self.num_gradients
+        self.restore(before)
+        self.num_undone += draws - self.num_draws
+        self.num_draws, self.num_gradients = draws, gradients
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ class RoundReport:
             if stage:
                 name, of = stages[stage - 1], f"client {client} on rank {rank}"
                 values = f"row {names[row]}" if row < len(names) else BUFFERS
-                raise Diverged(f"{when}: stage {name} made values of {values} of {of} that are not finite")
+                raise Diverged(f"{when}: {name} made values of {values} of {of} that are not finite")
             if row >= 0:
                 sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
                 problem = f"{sent} of client {client} on rank {rank} has values that are not finite"

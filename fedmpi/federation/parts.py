@@ -81,11 +81,12 @@ def _named(aggregation, stages, clients):
 
 def _check_alone(algorithm, aggregation):
     """Raise UserError if one client's rows would become the server's, and the aggregation hides or compares rows."""
-    needs_several = aggregation.least_clients > 1 or not aggregation.exposes_rows
-    if needs_several and any(exchange.alone for exchange in algorithm.exchanges()):
+    least, is_alone = aggregation.least_clients, any(exchange.alone for exchange in algorithm.exchanges())
+    if is_alone and (least > 1 or not aggregation.exposes_rows):
+        does = f"needs at least {least}" if least > 1 else "hides what single clients send (exposes_rows = False)"
         raise UserError(
             f"algorithm {command_name(type(algorithm))} lets one client work alone in a part of each round, and "
-            f"aggregation {command_name(type(aggregation))} needs several: expected another algorithm or aggregation"
+            f"aggregation {command_name(type(aggregation))} {does}: expected another algorithm or aggregation"
         )
 
 

@@ -19,7 +19,7 @@ from fedmpi.federation.client import named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports, when_in
 from fedmpi.federation.parts import assemble
 from fedmpi.federation.start import make_initial_estimates
-from fedmpi.federation.state import check_parts, go_back, kept_state, restore_state, state_of
+from fedmpi.federation.state import check_parts, copied, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate
 from fedmpi.federation.work_clock import WorkClock
 from fedmpi.registry import command_name
@@ -66,11 +66,12 @@ class Federation:
         round_index: of the next round, from 0.
         present: set of the clients that took part in the previous round; all of them before round 0.
         lost: frozenset of the clients whose ranks are lost; they are absent from every round.
-        num_gradients: evaluated so far by all clients of all ranks.
+        num_gradients: evaluated so far by all clients of all ranks. num_reported: of this rank's, those that are in it.
         seconds: of this rank, in "local" steps and in "communication" (waiting included). worked: the `WorkClock`.
         selected: the `Iterate` that `select` remembered, or None.
         left_out: clients that are left out of the current round, or were of the last one (`Sending.faulty`).
-        num_left_out: how many were so far, in all rounds.
+        num_left_out: how many were so far, in all rounds. leaves_out: whether `Sending.faulty` is "leave_out".
+        before_turn: if so, the state of the client whose turn it is, as its turn began.
         requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
 
     Raises:
@@ -89,13 +90,13 @@ class Federation:
         self.lost = frozenset()
         self.present = set(range(plan.num_clients))
         self.round_index = 0
-        self.num_gradients, self._reported = 0, 0  # of all ranks; of this one, those that are in it already
+        self.num_gradients, self.num_reported = 0, 0
         self.seconds, self.worked = {"local": 0.0, "communication": 0.0}, WorkClock()
         self.selected = None
         self.requests, self._request = 0, int
         self._exchange, self._moment, self._losses = None, None, None  # of the current exchange
-        self._leaves_out = sending is not None and sending.faulty == "leave_out"
-        self._before = {}  # if so, the state of the client whose turn it is, as its turn began
+        self.leaves_out = sending is not None and sending.faulty == "leave_out"
+        self.before_turn = {}
         self.left_out, self.num_left_out = frozenset(), 0
         self._serial = -1  # of the current exchange, see `Moment`
         self._places = ()  # of the current round's exchanges among all of the algorithm
@@ -203,15 +204,12 @@ class Federation:
 
         Args:
             first_step: number of the local step to begin with, to go on in the middle of a round. All rows, also the
-                scratch rows, must be as they were then; only with one client on the rank.
+                scratch rows, and `before_turn` must be as they were then; only with one client on the rank.
         """
         self.store.begin_turn(self.clients.index(client))
         self.private.give_back(client)
-        if self._leaves_out:
-            self._before = {
-                name: value.clone() if isinstance(value, torch.Tensor) else value
-                for name, value in client.state().items()
-            }
+        if self.leaves_out and first_step == 0:
+            self.before_turn = copied(client.state())
         if self._exchange.work is None:
             client.num_steps = self.plan.steps_of(client.index, client.round_index)
             client.oracle.expect(client.num_steps - first_step)
@@ -242,9 +240,9 @@ class Federation:
             self._losses.add_if_none(client)  # other passes than those of the local steps
         self.private.take(client)
         self._losses.check_rows(client, store.turn(), exchange.rows, store.checked_buffers())
-        is_left_out = self._leaves_out and self._losses.leave_out_if_faulty(client)
+        is_left_out = self.leaves_out and self._losses.leave_out_if_faulty(client)
         if is_left_out:
-            client.restore(self._before | {"num_draws": client.num_draws, "num_gradients": client.num_gradients})
+            client.undo(self.before_turn)
         else:
             self._pass_stages(client)
             self._tell_sent(client)
@@ -278,12 +276,13 @@ class Federation:
         self._losses.collect()
         self.seconds["local"] += self.worked.end()
         began, gradients = time.perf_counter(), sum(client.num_gradients for client in self.clients)
-        report = self.reports.exchange(self._losses, gradients - self._reported, self._request(), self.round_index)
-        self._reported = gradients
+        report = self.reports.exchange(self._losses, gradients - self.num_reported, self._request(), self.round_index)
+        self.num_reported = gradients
         self._check_lost()
         self.num_gradients += report.num_gradients
         self.requests |= report.requests
-        report.check_finite(self.server.round_index, self._exchange.rows, self.store.sent.parts, list(self.stages))
+        stages = [stage.called for stage in self.stages.values()]
+        report.check_finite(self.server.round_index, self._exchange.rows, self.store.sent.parts, stages)
         self._send_buffers(report.flags)
         if report.num_left_out:
             self._go_on_without()
@@ -372,7 +371,7 @@ class Federation:
             for name, part in self.named.items()
             for key, value in part.facts().items()
         }
-        return found | ({"times_left_out": float(self.num_left_out)} if self._leaves_out else {})
+        return found | ({"times_left_out": float(self.num_left_out)} if self.leaves_out else {})
 
     def use_averages(self, then, participants):
         """Do what follows an average, `then(server)` or nothing, also for the private parts of participants."""
@@ -385,27 +384,32 @@ class Federation:
             raise RanksLost
 
     def _check_average(self):
-        """Check that an aggregation which may do so has made no value infinite or nan. Collective on the link.
+        """Check an aggregation that may make values infinite or nan, or other ones on each rank. Collective.
 
         Raises:
-            Diverged: on every rank, with the row.
+            Diverged: on every rank, with the row. UserError: on every rank, if their values differ.
         """
         if self.aggregation.keeps_finite or not self._exchange.rows:
             return
-        rows = self.store.averaged_rows()
-        bad = [name for name in self._exchange.rows if not _is_finite(rows[name])]
-        if self.link.first_rank_where(bool(bad)) is not None:
-            name, row = command_name(type(self.aggregation)), bad[0] if bad else "of another rank"
-            when = when_in(self.server.round_index)
-            raise Diverged(f"{when}: aggregation {name} made values of row {row} that are not finite")
+        rows, when = self.store.averaged_rows(), when_in(self.server.round_index)
+        rows = {name: rows[name] for name in self._exchange.rows}
+        bad = [name for name, row in rows.items() if not _is_finite(row)]
+        of_ranks = self.link.allgather([bool(bad), *map(_digest, rows.values())])
+        if of_ranks[:, 0].any():
+            row = bad[0] if bad else "of another rank"
+            raise Diverged(f"{when}: {self.aggregation.called} made values of row {row} that are not finite")
+        if different := [name for name, column in zip(rows, of_ranks.T[1:]) if len(set(column)) > 1]:
+            problem = f"{when}: {self.aggregation.called} gave ranks different values of row {different[0]}"
+            expected = "expected that average(out) fills `out` with the same bits on every rank"
+            raise agreed_error(self.link, f"{problem}: {expected}" if self.link.rank == 0 else None)
 
     def select(self, value=math.nan):
         """Remember the current averaged model as the candidate for the result, with its value (larger is better)."""
         self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
 
-    def state(self):
+    def state(self, begun=None):
         """Everything that this rank needs to go on after a round, see `state_of`."""
-        return state_of(self)
+        return state_of(self, begun)
 
     def restore(self, state):
         """Go on where another federation with the same settings returned its `state`, see `restore_state`.
@@ -413,7 +417,7 @@ class Federation:
         It is called instead of `start`, with the state of this rank's clients.
         """
         restore_state(self, state)
-        self._reported = sum(client.num_gradients for client in self.clients)
+        self.num_reported = sum(client.num_gradients for client in self.clients)
 
     def enter_round(self, plan):
         """Begin a `Round`, `plan(clients that are lost)`: for the server and for every client."""
@@ -431,3 +435,9 @@ class Federation:
 def _is_finite(row):
     """Whether all values are finite; one pass over the memory, for finite values may have an infinite sum."""
     return bool(row.sum().isfinite()) or bool(row.isfinite().all())
+
+
+def _digest(row):
+    """A number below 2^52 that is the same for the same bits, and most likely another one for others."""
+    words = row.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[row.element_size()])
+    return int(words.sum(dtype=torch.int64)) % 2**52

@@ -187,7 +187,7 @@ class RowStore:
         Buffers of a wider type are averaged by themselves, always by their mean.
         """
         aggregation = self.aggregation
-        aggregation.average(self.block[self._region_sent()])
+        aggregation.fill(self.block[self._region_sent()])
         if not self.sent.parts or not self._has_buffers:
             return
         wide = self.wide[: self.sent.sent_sizes[1]]

@@ -1,5 +1,6 @@
 """The state of a federation between two rounds as one flat dict, which a checkpoint contains."""
 
+import contextlib
 import dataclasses
 
 import torch
@@ -8,12 +9,17 @@ from fedmpi.errors import UserError
 from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.federation.variables import Iterate
 
+BEGINNING = ("aggregation", "codec")  # the parts whose `begin` may change what they keep
 
-def state_of(federation):
+
+def state_of(federation, begun=None):
     """The state of this rank: name -> tensor, number or list of numbers.
 
     Names begin with "federation/", "server/" (the same on every rank) or "clients/INDEX/". Tensors are
     views: they change when the next round runs.
+
+    Args:
+        begun: what `state_before` gave, for an exchange that is begun again.
     """
     own = {name: getattr(federation, name) for name in ("round_index", "num_gradients", "num_left_out")}
     own["present"] = sorted(federation.present)
@@ -25,15 +31,38 @@ def state_of(federation):
     clients = {
         f"{client.index}/{name}": value for client in federation.clients for name, value in client.state().items()
     }
-    for name, part in federation.named.items():
-        own |= _flat(name, part.state())
-        for index in (client.index for client in federation.clients):
-            clients |= {f"{index}/{key}": value for key, value in _flat(name, part.client_state(index)).items()}
+    now = (name for name in federation.named if begun is None or name not in BEGINNING)
     return {
         **{f"federation/{name}": value for name, value in own.items()},
         **{f"server/{name}": value for name, value in _server_rows(federation).items()},
         **{f"clients/{name}": value for name, value in clients.items()},
+        **(begun or {}),
+        **{name: value for part in now for name, value in _state_of_part(federation, part).items()},
     }
+
+
+def state_before(federation):
+    """Copies of what the parts keep that the next exchange will begin with: see `state_of`."""
+    found = {}
+    for name in BEGINNING:
+        if name in federation.named:
+            with contextlib.suppress(Exception):  # it makes what it keeps in its first exchange
+                found |= _state_of_part(federation, name)
+    return copied(found)
+
+
+def copied(state):
+    """A state with tensors of its own."""
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+
+
+def _state_of_part(federation, name):
+    part = federation.named[name]
+    found = {f"federation/{key}": value for key, value in _flat(name, part.state()).items()}
+    for index in (client.index for client in federation.clients):
+        of_client = _flat(name, part.client_state(index))
+        found |= {f"clients/{index}/{key}": value for key, value in of_client.items()}
+    return found
 
 
 def restore_state(federation, state):
@@ -76,8 +105,7 @@ def kept_state(federation):
     """A copy of the state to which `go_back` returns; {} if a lost rank ends the job anyway."""
     if not federation.link.survives:
         return {}
-    state = state_of(federation)
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    return copied(state_of(federation))
 
 
 def go_back(federation, kept):

@@ -36,7 +36,7 @@ class ClosureOracle(Oracle):
 
     Attributes:
         closure: of the current step. whole_closure: of the mean loss over all of the client's data, or None.
-        loss: that the closure returned last, without a graph.
+        loss: that the closure returned last, without a graph. losses: 0-d tensors, since `take_losses`.
     """
 
     def __init__(self, client, flat, rows, clip_norm=None, weight_decay=0.0):
@@ -45,7 +45,7 @@ class ClosureOracle(Oracle):
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
         client.counters = flat.counters
         self.closure, self.whole_closure, self.loss = None, None, None
-        self._losses = []
+        self.losses = []
 
     def adopt(self):
         self._flat.check()
@@ -76,7 +76,7 @@ class ClosureOracle(Oracle):
 
     def gradient(self, z, xi):
         g = self._gradient(z, xi, self._rows[0])
-        self._losses.append(self.loss.to(z.dtype))
+        self.losses.append(self.loss.to(z.dtype))
         return g
 
     def gradient_pair(self, z, z_prev, xi):
@@ -88,7 +88,7 @@ class ClosureOracle(Oracle):
         return g, g_prev
 
     def take_losses(self):
-        losses, self._losses = self._losses, []
+        losses, self.losses = self.losses, []
         return losses
 
     def _gradient(self, z, xi, out):

@@ -21,6 +21,7 @@ from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan, draw_participants
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
+from fedmpi.federation.state import copied, state_before
 from fedmpi.federation.variables import Variables
 from fedmpi.machine.cores import choose_threads, library_threads
 from fedmpi.membership.equality import check_same_model, describe_values
@@ -118,6 +119,7 @@ class OwnLoop:
         self._made = 0  # steps of this rank since the beginning or the state that it has loaded
         self._works = True  # whether this rank takes part in it
         self._later: list[Any] = []
+        self._begun: dict[str, Any] = {}  # see `state_before`, of the exchange after its local steps
         self._losses: list[Any] = []
         self._accounts: dict[str, float] | None = None  # what `accounts` returns after `finish`
         self.averaged, self.round_loss = True, float("nan")
@@ -286,13 +288,14 @@ class OwnLoop:
         """
         self._flat.adopt()
         self.federation.private.keep(self._client)
-        state = self.federation.state()
-        state = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+        state: dict[str, Any] = copied(self.federation.state(self._begun if self._in_round else None))
         state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
         if start := self.federation.store.kept_start:
             state |= {f"loop/start/{name}": row.clone() for name, row in start[0].items()}
             state["loop/start_buffers"] = start[1].clone()
+        if self._in_round:
+            state |= self._state_in_round()
         return state | scratch | {f"loop/{name}": value for name, value in self._owner().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -322,7 +325,28 @@ class OwnLoop:
         self.federation.private.give_back(self._client)
         if self._done:
             self._begin_round(self._done)
+            self._restore_in_round(state)
         self._flat.point_at(self._current(), self._client.buffers)
+
+    def _state_in_round(self) -> dict[str, Any]:
+        """What only a round that has begun needs, to end as it would have."""
+        federation, losses = self.federation, self._client.oracle.losses
+        found = {f"loop/before/{name}": value for name, value in copied(federation.before_turn).items()}
+        found["loop/num_reported"] = federation.num_reported
+        return found | ({"loop/losses": torch.stack(losses)} if losses else {})
+
+    def _restore_in_round(self, state: Mapping[str, Any]) -> None:
+        federation, oracle = self.federation, self._client.oracle
+        federation.num_reported = int(state["loop/num_reported"])
+        oracle.losses = list(state.get("loop/losses", torch.empty(0)).to(federation.server.x.device).unbind())
+        prefix = "loop/before/"
+        before = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        if federation.leaves_out and self._works and not before:
+            raise UserError(
+                "the state was taken within a round without faulty = leave_out: expected the same, or a state between "
+                "two rounds"
+            )
+        federation.before_turn = copied(before)
 
     def _owner(self) -> dict[str, Any]:
         """What a state belongs to, and the local step after which it was taken."""
@@ -459,6 +483,7 @@ class OwnLoop:
         earlier = [] if first_step else due[:steps]  # they have been made if the round goes on in its middle
         self._losses = [(exchange, federation.run_exchange(exchange, number)) for number, exchange in earlier]
         self._later = due[steps:]
+        self._begun = state_before(federation)
         federation.begin_exchange(due[steps][1], steps)
         self._client.num_steps = federation.plan.local_steps
         if self._works:

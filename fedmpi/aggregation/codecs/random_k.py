@@ -16,7 +16,7 @@ class RandomK(Codec):
     """The moves of k of all d coordinates, the same on all ranks, drawn for every exchange by the run's seed.
 
     Of points they are multiplied by d / k: on average, the move. Other rows have fresh values in these coordinates,
-    and keep the server's, which are older, in the others.
+    and keep the server's, which are older, in the others. In the start, where the server has none, all are sent.
 
     Source: Konečný et al., "Federated Learning: Strategies for Improving Communication Efficiency", 2016,
     arXiv:1610.05492, section 2 (random mask).
@@ -30,10 +30,13 @@ class RandomK(Codec):
     def open(self, link: Link, layout: Layout) -> None:
         super().open(link, layout)
         self._number = max(1, round(self.fraction * layout.dim))
-        self.share = self._number / layout.dim
 
     def begin(self, moment: Moment) -> None:
         super().begin(moment)
+        if moment.round_index < 0:
+            self.share, self._places = 1.0, torch.arange(self.layout.dim, device=self.layout.device)
+            return
+        self.share = self._number / self.layout.dim
         draw = generator(moment.seed, "random_k", moment.round_index, moment.number)
         places = draw.choice(self.layout.dim, self._number, replace=False, shuffle=False)
         places.sort()  # the memory is then read in order

@@ -9,8 +9,8 @@ import torch
 
 from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
+from fedmpi.errors import UserError
 from fedmpi.part import Part
-from fedmpi.registry import command_name
 from fedmpi.settings import check
 from fedmpi.text import Log
 
@@ -80,6 +80,7 @@ class Stage(Part):
     needs_start: ClassVar[bool] = False
     writes_start: ClassVar[bool] = True  # whether `apply` may change `sent.start`: if not, it need not be a copy
     may_warn = False  # of squares that it makes 0; on rank 0, once
+    called = "the stage"  # in messages
 
     def __post_init__(self) -> None:
         check(self, "stages.")
@@ -124,11 +125,18 @@ def apply_stage(
         start = {row: torch.zeros_like(began[row]) if of[row] == "difference" else began[row] for row in rows}
     squares = {row: values for row, values in rows.items() if of[row] == "square"}
     before = _num_positive(squares) if stage.may_warn and moment.serial < WATCHED else {}
+    given = dict(rows)
     stage.apply(Sent(client, weight, moment, rows, start, kept, {row: of[row] for row in rows}))
+    for row, values in given.items():
+        if rows.get(row) is not values or rows.keys() != given.keys():
+            raise UserError(
+                f"{stage.called} has put another tensor in the place of sent.rows[{row!r}]: expected that it changes "
+                "the values of the one that is there, like sent.rows[name].copy_(...) or sent.rows[name] *= ..."
+            )
     for values in squares.values():
         values.clamp_(min=0)
     if before:
-        stage.may_warn = not _warn_of_zeros(command_name(type(stage)), before, _num_positive(squares))
+        stage.may_warn = not _warn_of_zeros(stage.called, before, _num_positive(squares))
 
 
 def _num_positive(rows: dict[str, torch.Tensor]) -> dict[str, int]:
@@ -140,7 +148,7 @@ def _warn_of_zeros(name: str, before: dict[str, int], after: dict[str, int]) -> 
     for row, number in before.items():
         if number - after[row] > NOTABLE * number:
             log.warning(
-                f"stage {name} makes {number - after[row]:,} of {number:,} positive values of row {row}, means of "
+                f"{name} makes {number - after[row]:,} of {number:,} positive values of row {row}, means of "
                 "squares, 0 or less (they are sent as 0): steps divided by their roots can be far too long; expected "
                 "less noise, or a stage that leaves them above 0"
             )
