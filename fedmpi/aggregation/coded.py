@@ -90,4 +90,5 @@ class AsRead(Stage):
     def apply(self, sent: Sent) -> None:
         for name, row in sent.rows.items():
             if sent.kinds[name] == "difference":
-                row.copy_(self.codec.decode(self.codec.encode(row)))
+                read = self.codec.decode(self.codec.encode(row))
+                row.copy_(of_length(len(row), read, f"{self.called}: decode returned"))

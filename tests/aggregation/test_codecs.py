@@ -201,10 +201,8 @@ def test_what_does_not_compose_is_one_line():
 
 
 def test_the_pages_table_of_what_composes():
-    codecs = [cls() for cls in known(fedmpi.aggregation.codecs, Codec).values()]
-    heads = ["", *(f"`{fedmpi.registry.command_name(type(codec))}`" for codec in codecs)]
-    rows = [heads, ["---"] * len(heads)]
-    for name, cls in known(fedmpi.aggregation, Aggregation).items():
-        rows.append([f"`{name}`", *("yes" if in_codec(cls(), codec) else "no" for codec in codecs)])
-    table = "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
-    assert table in (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text(), table
+    page = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
+    for name, codec in known(fedmpi.aggregation.codecs, Codec).items():
+        works = [f"`{of}`" for of, cls in known(fedmpi.aggregation, Aggregation).items() if in_codec(cls(), codec())]
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert line.split(" | ")[-1] == f"{', '.join(works)} |"

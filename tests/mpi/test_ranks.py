@@ -8,9 +8,11 @@ import torch
 from mpi4py import MPI
 
 from fedmpi import simulate
+from fedmpi.aggregation.robust import Median
+from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fedmpi.comm.faults.rollcall import RollCall
-from fedmpi.errors import Diverged
+from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.losses import Losses, Reports
 from fedmpi.federation.participation import Plan, spread
@@ -45,6 +47,28 @@ def run(link, algorithm, plan, rounds=4, dtype=torch.float64, oracle=FunctionOra
     for _ in range(rounds):
         federation.run_round()
     return federation
+
+
+class OfThisRank(Median):
+    """Every rank keeps what its own clients have sent."""
+
+    def average(self, out):
+        out.copy_(torch.stack([row.clone() for row in self.vectors()]).mean(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_averages_that_differ_between_ranks_are_named(link, dtype):
+    """Each rank went on with a model of its own."""
+    oracle, x0 = functools.partial(FunctionOracle, gradient), torch.linspace(-1, 1, DIM, dtype=dtype)
+    clients, plan = [2 * link.rank, 2 * link.rank + 1], Plan(2 * link.size)
+    sending = Sending(OfThisRank())
+    federation = Federation(FedAvg(), link, dict.fromkeys(clients, oracle), plan, Variables(x0), sending)
+    federation.start()
+    if link.size == 1:
+        federation.run_round()
+        return
+    with pytest.raises(UserError, match="in round 1: aggregation ofthisrank gave ranks different values of row x"):
+        federation.run_round()
 
 
 @pytest.mark.parametrize("most", [0, 2])
