@@ -210,7 +210,7 @@ class Aggregation(Part):
 
     def _reduce_words(self, codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
         """`reduce_slices` where each client's words are read with its slice, and the results are written again."""
-        start = self.start
+        start, end = self.start, self.end_of_rows
         # Clients know what was read of their differences; what all know of the mean must be the mean of these.
         is_exact = "difference" in map(self.layout.kinds.get, self.moment.rows)
 
@@ -223,9 +223,9 @@ class Aggregation(Part):
         def of_words(words: Slices) -> torch.Tensor:
             began = start[words.place].to(words[0].device)
             result = reduce(Slices((read(each).add_(began) for each in words), words.place))
-            return result if is_exact else write(moves(result, began))
+            return result if is_exact else write(moves(result, began, end - words.place.start))
 
-        sent, written = [write(moves(rows, start)) for rows in self.vectors()], write(start)
+        sent, written = [write(moves(rows, start, end)) for rows in self.vectors()], write(start)
         result = torch.empty_like(out if is_exact else written)
         self.link.exchange_slices(sent, of_words, result, written.dtype)
         out.copy_(result if is_exact else read(result).add_(start))
@@ -235,6 +235,11 @@ class Aggregation(Part):
     def are_numbers(self) -> bool:
         """Whether the current exchange is one of numbers, which travel as they are."""
         return all(self.layout.kinds.get(row) == "number" for row in self.moment.rows)
+
+    @property
+    def end_of_rows(self) -> int:
+        """Where the float buffers begin in the current region."""
+        return len(self.moment.rows) * self.layout.dim
 
     def clamp_squares(self, out: torch.Tensor) -> None:
         """A mean of squares is never below 0: mend it in an `out` that a codec has written."""
@@ -256,9 +261,9 @@ def of_length(length: int, found: object, who: str) -> torch.Tensor:
     raise UserError(f"{who} {given}: expected a tensor of shape [{length}]")
 
 
-def moves(rows: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """The difference; 0 also where both have the same infinite value, as a mask among the buffers has."""
-    difference = rows - start
-    if rows.device.type == "cpu" and difference.sum().isfinite():  # looking at it would make a GPU wait
-        return difference
-    return torch.where(rows == start, 0, difference)
+def moves(rows: torch.Tensor, start: torch.Tensor, num_finite: int) -> torch.Tensor:
+    """The difference; behind `num_finite` values, 0 also where both are equally infinite: a mask among the buffers."""
+    difference, end = rows - start, max(0, num_finite)
+    if end < len(rows):
+        difference[end:] = torch.where(rows[end:] == start[end:], 0, difference[end:])
+    return difference

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, moves, of_length
+from fedmpi.aggregation.base import Aggregation, of_length
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
@@ -38,7 +38,7 @@ class MeanOfWords(Aggregation):
     def _written(self, rows: torch.Tensor) -> torch.Tensor:
         """The words of all rows, and what is not coded behind them."""
         assert self.codec is not None
-        words = [self.codec.encode(moves(rows[place], self.start[place])) for place in self._rows.values()]
+        words = [self.codec.encode(rows[place] - self.start[place]) for place in self._rows.values()]
         for of_row in words:
             of_length(min(len(words[0]), self.layout.dim), of_row, f"{self.called}: encode returned")
         return torch.cat([*words, rows[self._end :]])

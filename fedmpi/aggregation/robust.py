@@ -93,7 +93,8 @@ class CentredClipping(Robust):
 
         def measure(slices: Slices) -> torch.Tensor:
             start = self.start[slices.place].to(slices[0].device)
-            squares.add_(torch.stack([moves(piece, start).double().square().sum() for piece in slices]).cpu())
+            end = self.end_of_rows - slices.place.start
+            squares.add_(torch.stack([moves(piece, start, end).double().square().sum() for piece in slices]).cpu())
             return start
 
         unused = torch.empty_like(out)
@@ -103,9 +104,9 @@ class CentredClipping(Robust):
 
         def clip(slices: Slices) -> torch.Tensor:
             start = self.start[slices.place].to(slices[0].device)
-            total = torch.zeros_like(start)
+            total, end = torch.zeros_like(start), self.end_of_rows - slices.place.start
             for piece, factor in zip(slices, factors, strict=True):
-                total.add_(moves(piece, start), alpha=factor / len(slices))
+                total.add_(moves(piece, start, end), alpha=factor / len(slices))
             return total.add_(start)
 
         self.reduce_slices(clip, out)

@@ -28,8 +28,8 @@ class Sending:
     """What the user chose: an `Aggregation`, `Stage`s and a `Codec` or None, none of them open.
 
     `faulty`: what becomes of a client with a loss or row that is not finite: "end" ends the run, "leave_out" makes the
-    average without the client, which goes on, with its next samples, as if it had not taken part. Averages that the round
-    has made before stay.
+    average without the client, which goes on, with its next samples, as if it had not taken part. What the round has
+    averaged before stays.
 
     >>> import fedmpi
     >>> from fedmpi.aggregation.stages.norm_bound import NormBound

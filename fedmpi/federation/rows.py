@@ -67,7 +67,7 @@ class RowStore:
         self.work_buffers = torch.zeros_like(self.buffers) if self._shared else self.buffers
         self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
-        self._start_copy = None  # memory for `start_rows`
+        self._start_copy, self._start_block = None, None  # memory for what is called like it
         self._start, self._start_buffers = None, None  # the block and the buffers as a round began with them
         self.region, self._begins_round = slice(0, 0), True
         self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
@@ -209,11 +209,11 @@ class RowStore:
         self._start.copy_(self.block)
         self._start_buffers.copy_(self.buffers)
 
-    def start_rows(self, for_stages=True, is_copy=True):
-        """Name -> [dim] what the round began with, exchanged rows and float buffers: a copy until the next call.
+    def start_rows(self, is_copy=True):
+        """Name -> [dim] what the round began with, as stages see it: exchanged rows and float buffers.
 
-        Of buffers that no client has changed, stages see 0, see `begin_stages`, and aggregations the values. Without
-        `is_copy`, they may be read only.
+        It is a copy until the next call; without `is_copy`, it may be read only. Of buffers that no client has changed,
+        stages see 0, see `begin_stages`.
         """
         start = self._start
         if is_copy:
@@ -221,9 +221,22 @@ class RowStore:
                 self._start_copy = torch.empty_like(start)
             start = self._start_copy.copy_(start)
         self.sent.put(self._start_buffers, self._behind_rows(start))
-        if for_stages:
-            self.sent.put_constants(self._behind_rows(start), is_zero=True)
+        self.sent.put_constants(self._behind_rows(start), is_zero=True)
         return self._with_buffers(start)
+
+    def start_block(self, zeros):
+        """What the round began with, as aggregations see it, like `block`: a copy until the next call.
+
+        `zeros`: names of rows that are 0 in it.
+        """
+        if self._start_block is None:
+            self._start_block = torch.empty_like(self._start)
+        self._start_block.copy_(self._start)
+        self.sent.put(self._start_buffers, self._behind_rows(self._start_block))
+        for name, row in self._named_block(self._start_block).items():
+            if name in zeros:
+                row.zero_()
+        return self._start_block
 
     def new_rows(self):
         """Name -> zeros for each exchanged row and the float buffers, in memory of their own; buffers stay in order."""

@@ -1,7 +1,9 @@
 """What rows become that travel in a codec, what is kept of differences, checkpoints, and what does not compose."""
 
+import collections
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from fedmpi.aggregation import Aggregation
 from fedmpi.aggregation.base import moves
 from fedmpi.aggregation.codecs import Codec
 from fedmpi.aggregation.codecs.half import Half
-from fedmpi.aggregation.codecs.random_k import RandomK
+from fedmpi.aggregation.codecs.random_k import RandomK, subset
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import CentredClipping, Median
@@ -98,6 +100,16 @@ def test_random_k_is_unbiased():
     assert places == {0, 1, 2, 3} and max(np.bincount(found)) < 45  # 25 are expected, with a deviation of 4
 
 
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5])
+def test_every_set_of_places_is_as_likely_as_any_other(number):
+    draw, found = np.random.default_rng(0), collections.Counter()
+    for _ in range(3000):
+        found[tuple(subset(draw, 5, number).tolist())] += 1
+    expected = 3000 / math.comb(5, number)
+    assert len(found) == math.comb(5, number) and all(len({*places}) == number for places in found)
+    assert sum((times - expected) ** 2 / expected for times in found.values()) < 28  # of 9 degrees of freedom: 1e-3
+
+
 @pytest.mark.parametrize("codec", [Half(), RandomK(fraction=0.5)], ids=["half", "random_k"])
 @pytest.mark.parametrize("name", ["SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "CODASCA"])
 def test_control_variates_take_note_of_what_is_read(name, codec):
@@ -156,7 +168,10 @@ def test_private_coordinates_stay_those_of_each_client(codec):
 
 def test_masks_among_the_buffers_hinder_no_rule():
     infinite = torch.tensor([np.inf, 1.0, -np.inf])
-    assert moves(infinite, infinite).tolist() == [0, 0, 0] and moves(infinite, torch.zeros(3))[0] == np.inf
+    for num_finite in (-5, 0):
+        assert moves(infinite, infinite, num_finite).tolist() == [0, 0, 0]
+        assert moves(infinite, torch.zeros(3), num_finite)[0] == np.inf
+    assert moves(infinite[1:], torch.ones(2), 2).tolist() == (infinite[1:] - 1).tolist()
 
 
 def test_a_model_with_masks_is_averaged_in_half_precision():

@@ -1,4 +1,4 @@
-"""Parts of one's own that do not do what the page asks: one line with the part's name, and no wrong number."""
+"""Parts of the user's own that do not do what the page asks: one line with the part's name, and no wrong number."""
 
 import dataclasses
 

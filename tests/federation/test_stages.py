@@ -19,7 +19,7 @@ from fedmpi.aggregation.coded import MeanOfSlices
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.sending import Sending, chosen
 from fedmpi.aggregation.stages import SecretStream, Sent, Stage
-from fedmpi.aggregation.stages.norm_bound import NormBound
+from fedmpi.aggregation.stages.norm_bound import PIECE, NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
 from fedmpi.errors import Diverged, UserError
@@ -156,6 +156,29 @@ def test_all_rows_of_a_client_are_one_vector_for_a_norm_bound():
     rows = {"x": torch.tensor([4.0, 1.0]), "m": torch.tensor([1.0, -3.0])}  # they move by 3 and 4, together by 5
     NormBound(bound=1.0).apply(Sent(0, 1.0, None, rows, start, {}))
     assert torch.allclose(torch.stack([rows["x"], rows["m"]]), torch.tensor([[1.6, 1.0], [1.0, 0.2]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1, PIECE - 1, PIECE, 2 * PIECE + 1])
+def test_a_norm_is_that_of_all_values(dim, dtype):
+    torch.manual_seed(dim)
+    start, moved = torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)
+    row, kept = start + moved, (start + moved).clone()
+    norm = float((row.double() - start.double()).norm())
+    NormBound(bound=1.01 * norm).apply(Sent(0, 1.0, None, {"x": row}, {"x": start}, {}))
+    assert torch.equal(row, kept)
+    NormBound(bound=0.25 * norm).apply(Sent(0, 1.0, None, {"x": row}, {"x": start}, {}))
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5
+    assert float((row.double() - start.double()).norm()) == pytest.approx(0.25 * norm, rel=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("values", [(3e38, -3e38), (1e30, 0.0)])
+def test_a_move_that_is_too_long_for_a_number_becomes_0(values, dtype):
+    """So a stage that keeps rows finite need not be looked at again."""
+    row, start = (torch.full((3,), value, dtype=dtype) for value in values)
+    NormBound(bound=1.0).apply(Sent(0, 1.0, None, {"x": row}, {"x": start}, {}))
+    assert torch.equal(row, start)
 
 
 OPTIMA = np.array([[4.0, -1.0], [0.0, 2.0], [-3.0, 1.0]])

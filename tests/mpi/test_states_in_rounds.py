@@ -1,4 +1,4 @@
-"""A loop of one's own that goes on within a round, with parts that keep state and ranks that are left out."""
+"""A loop of the user's own that goes on within a round, with parts that keep state and ranks that are left out."""
 
 import dataclasses
 import functools

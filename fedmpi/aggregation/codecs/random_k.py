@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedmpi.aggregation.codecs.base import Codec
@@ -38,12 +40,24 @@ class RandomK(Codec):
             return
         self.share = self._number / self.layout.dim
         draw = generator(moment.seed, "random_k", moment.round_index, moment.number)
-        places = draw.choice(self.layout.dim, self._number, replace=False, shuffle=False)
-        places.sort()  # the memory is then read in order
-        self._places = torch.from_numpy(places).to(self.layout.device)
+        self._places = torch.from_numpy(subset(draw, self.layout.dim, self._number)).to(self.layout.device)
 
     def encode(self, moves: torch.Tensor) -> torch.Tensor:
         return moves[self._places]
 
     def decode(self, words: torch.Tensor) -> torch.Tensor:
         return words.new_zeros(self.layout.dim).index_copy_(0, self._places, words)
+
+
+def subset(draw: np.random.Generator, dim: int, number: int) -> npt.NDArray[np.intp]:
+    """[number] different places below `dim`, in order, every set of them as likely as any other.
+
+    Places that are still missing are drawn again, as often as it takes: no place is preferred to another one. That is
+    faster than ``draw.choice``.
+    """
+    is_complement = number > dim // 2  # most places would be drawn again and again
+    wanted = dim - number if is_complement else number
+    is_drawn = np.zeros(dim, dtype=bool)
+    while missing := wanted - int(np.count_nonzero(is_drawn)):
+        is_drawn[draw.integers(dim, size=missing)] = True
+    return np.flatnonzero(~is_drawn if is_complement else is_drawn)

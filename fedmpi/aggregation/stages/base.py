@@ -79,6 +79,7 @@ class Stage(Part):
 
     needs_start: ClassVar[bool] = False
     writes_start: ClassVar[bool] = True  # whether `apply` may change `sent.start`: if not, it need not be a copy
+    keeps_finite: ClassVar[bool] = False  # whether finite rows stay finite: if so, they are not looked at again
     may_warn = False  # of squares that it makes 0; on rank 0, once
     called = "the stage"  # in messages
 
