@@ -62,6 +62,21 @@ class Traffic:
         vars(self).update(dataclasses.asdict(Traffic()) | numbers)
 
 
+class Copy:
+    """A vector for values that all ranks have.
+
+    Attributes:
+        vector: [n], zeros at first; to be read, and to be written to by all ranks at once and equally.
+    """
+
+    def __init__(self, vector: torch.Tensor) -> None:
+        self.vector = vector
+
+    def take(self, values: torch.Tensor) -> None:
+        """Let it have other [n] values, the same on all ranks; collective."""
+        self.vector.copy_(values)
+
+
 class RanksLost(Exception):
     """Ranks were lost during a sum; raised on all that are left, which repeat the round (see `Link.survive`)."""
 
@@ -100,6 +115,10 @@ class Link(abc.ABC):
     @abc.abstractmethod
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
         """[numel] zeros where `average` is fastest; it stays valid as long as a tensor in it is held."""
+
+    def allocate_copy(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Copy":
+        """A `Copy` of [numel] values that all ranks have; ranks of a node may have one together."""
+        return Copy(torch.zeros(numel, dtype=dtype, device=device))
 
     @abc.abstractmethod
     def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:

@@ -18,8 +18,9 @@ from fedmpi.comm.link import Link, RanksLost, Slices, Traffic, combine_alone, de
 from fedmpi.comm.mpi_library import MPI
 from fedmpi.comm.slices import add_integers, allgather_vectors, exchange_slices
 from fedmpi.comm.topology import LARGEST_CALL, Topology
-from fedmpi.comm.transports.base import Facts, Transport, Unavailable, choose
+from fedmpi.comm.transports.base import SMALLEST_GAIN, Facts, Transport, Unavailable, choose
 from fedmpi.comm.transports.shared import SharedMemory
+from fedmpi.comm.window import NodeCopy, NoWindow
 from fedmpi.errors import AgreedUserError, Diverged, UserError
 from fedmpi.machine.devices import device_number
 from fedmpi.registry import known
@@ -99,6 +100,14 @@ class MPILink(Link):
                 if error.args != ("on another node",) and self.local_rank == 0:
                     log.warning(f"transport {transport.name} is not used: {error}")
         raise UserError(f"transport = {self.transport}: expected auto or the name of a transport")
+
+    def allocate_copy(self, numel, dtype, device="cpu"):
+        node, shares = self.topology.node, self.transport in ("auto", SharedMemory.name) and not self.survives
+        is_large, on_gpu = numel * dtype.itemsize >= SMALLEST_GAIN, torch.device(device).type != "cpu"
+        if shares and is_large and node.size > 1 and node.first_rank_where(on_gpu) is None:
+            with contextlib.suppress(NoWindow):  # too little shared memory
+                return NodeCopy(node, numel, dtype)
+        return super().allocate_copy(numel, dtype, device)
 
     def _facts(self, nbytes, device):
         """The `Facts` of a block on this rank's device. Collective."""

@@ -119,6 +119,29 @@ class NodeWindow:
         self.vectors, self.mine = [], None
 
 
+class NodeCopy:
+    """A vector of values that all ranks have, once for the ranks of a node: each writes its part of it.
+
+    Collective on `node`. For the arguments and NoWindow see `NodeWindow`.
+
+    Attributes:
+        vector: [numel], zeros at first; to be read, and to be written to by all ranks at once and equally.
+    """
+
+    def __init__(self, node, numel, dtype):
+        self._node = node
+        page = mmap.PAGESIZE // dtype.itemsize
+        share = -(-numel // (node.size * page)) * page  # elements; no page has two owners
+        memory = _map_together(node, share * dtype.itemsize)
+        self.vector = torch.frombuffer(memory, dtype=dtype, count=numel)
+        self._part = slice(min(numel, node.rank * share), min(numel, (node.rank + 1) * share))
+
+    def take(self, values):
+        """Let it have other [numel] values, the same on all ranks of the node; for them all if it returns."""
+        self.vector[self._part].copy_(values[self._part])
+        self._node.barrier()  # the messages that it waits for order the writes, too
+
+
 def _map_together(node, nbytes):
     """Memory of `nbytes` for each rank of a node, one after the other, which all of them map. Collective on `node`.
 

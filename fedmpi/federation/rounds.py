@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from fedmpi.aggregation.layout import Moment
-from fedmpi.aggregation.stages.base import apply_stage
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import RanksLost, describe_clients
 from fedmpi.errors import Diverged, UserError
-from fedmpi.federation.buffers import BUFFERS
 from fedmpi.federation.client import named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports, when_in
 from fedmpi.federation.parts import assemble
+from fedmpi.federation.passage import Passage
 from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import check_parts, copied, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate
@@ -98,6 +97,7 @@ class Federation:
         self._exchange, self._moment, self._losses = None, None, None  # of the current exchange
         self.leaves_out = sending is not None and sending.faulty == "leave_out"
         self.before_turn = {}
+        self._passage = Passage(self.store, self.stages, algorithm.kinds, self.leaves_out)
         self.left_out, self.num_left_out = frozenset(), 0
         self._serial = -1  # of the current exchange, see `Moment`
         self._places = ()  # of the current round's exchanges among all of the algorithm
@@ -230,9 +230,8 @@ class Federation:
 
     def end_turn(self, client):
         """Complete what a client sends, let it pass the stages, tell the algorithm, and give it to the aggregation."""
-        exchange, store = self._exchange, self.store
         self._losses.add(client)
-        if exchange.work is None:
+        if self.averages_local_steps:
             try:
                 client.oracle.adopt()
             except UserError as error:
@@ -240,27 +239,12 @@ class Federation:
             self.algorithm.upload(client, self.server_seen_by_clients, client.oracle)
             self._losses.add_if_none(client)  # other passes than those of the local steps
         self.private.take(client)
-        self._losses.check_rows(client, store.turn(), exchange.rows, store.checked_buffers())
-        is_left_out = self.leaves_out and self._losses.leave_out_if_faulty(client)
-        if is_left_out:
-            client.undo(self.before_turn)
-        else:
-            self._pass_stages(client)
+        counts = self._passage.go(client, self._moment, self.aggregation.weights[client.index], self._losses)
+        if counts:
             self._tell_sent(client)
-        store.end_turn(self.clients.index(client), client.index, is_left_out)
-
-    def _pass_stages(self, client):
-        """Let what a client sends pass the stages."""
-        if not self.stages:
-            return
-        weight, rows = self.aggregation.weights[client.index], self.store.begin_stages()
-        names = [name for name in rows if name in (*self._exchange.rows, BUFFERS)]
-        sent = {name: rows[name] for name in names}
-        for number, stage in enumerate(self.stages.values(), 1):
-            apply_stage(stage, client.index, weight, self._moment, self.algorithm.kinds, sent, self.store.start_rows)
-            if not vars(type(stage)).get("keeps_finite"):
-                self._losses.check_stage(client, self.store.turn(), sent, number)
-        self.store.end_stages()
+        else:
+            client.undo(self.before_turn)
+        self.store.end_turn(self.clients.index(client), client.index, is_left_out=not counts)
 
     def _tell_sent(self, client):
         """Let the algorithm take note of what a client sends, with the private coordinates, which it does not send."""

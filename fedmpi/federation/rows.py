@@ -68,7 +68,8 @@ class RowStore:
         self._pending_buffers = [] if self._pending is None else [self.buffers.clone() for _ in range(num_local)]
         self._server = zeros(len(algorithm.server_rows), dim)
         self._start_copy, self._start_block = None, None  # memory for what is called like it
-        self._start, self._start_buffers = None, None  # the block and the buffers as a round began with them
+        # Rows and buffers as a round began with them, and memory for the buffers behind rows that are only read.
+        self._start, self._start_buffers, self._start_behind = None, None, None
         self.region, self._begins_round = slice(0, 0), True
         self._server_names, self._own_names = algorithm.server_rows, algorithm.client_rows
         self._kept = []  # what `new_rows` has made
@@ -158,6 +159,10 @@ class RowStore:
         unsent = self.sent.sizes[0] - self.sent.sent_sizes[0] if leaves_out else 0
         return slice(self.region.start, self.region.stop - unsent)
 
+    def _rows_of(self, block):
+        """All exchanged rows in a block."""
+        return block[: len(self._exchanged) * self.dim]
+
     def _behind_rows(self, block):
         """Where float buffers are summed."""
         return block[len(self._exchanged) * self.dim :]
@@ -196,17 +201,19 @@ class RowStore:
         self.sent.unpack((self._behind_rows(self.block), self.wide), self.buffers)
 
     def need_start(self):
-        """From now on, there is memory for what a round begins with."""
-        self._start, self._start_buffers = torch.zeros_like(self.block), self.buffers.clone()
+        """From now on, there is memory for what a round begins with. Collective."""
+        rows = self._rows_of(self.block)
+        self._start = self.aggregation.link.allocate_copy(rows.numel(), rows.dtype, rows.device)
+        self._start_buffers, self._start_behind = self.buffers.clone(), self._behind_rows(self.block).clone()
 
     @property
     def kept_start(self):
         """({name: row}, float buffers) that the current round began with, once `keep_start` was called; or None."""
-        return None if self._start is None else (self._named_block(self._start), self._start_buffers)
+        return None if self._start is None else (self._named_block(self._start.vector), self._start_buffers)
 
     def keep_start(self):
-        """The rows and buffers are now those that a round begins with."""
-        self._start.copy_(self.block)
+        """The rows and buffers are now those that a round begins with. Collective."""
+        self._start.take(self._rows_of(self.block))
         self._start_buffers.copy_(self.buffers)
 
     def start_rows(self, is_copy=True):
@@ -215,14 +222,14 @@ class RowStore:
         It is a copy until the next call; without `is_copy`, it may be read only. Of buffers that no client has changed,
         stages see 0, see `begin_stages`.
         """
-        start = self._start
+        rows, behind = self._start.vector, self._start_behind
         if is_copy:
             if self._start_copy is None:
-                self._start_copy = torch.empty_like(start)
-            start = self._start_copy.copy_(start)
-        self.sent.put(self._start_buffers, self._behind_rows(start))
-        self.sent.put_constants(self._behind_rows(start), is_zero=True)
-        return self._with_buffers(start)
+                self._start_copy = torch.empty_like(self.block)
+            rows, behind = self._rows_of(self._start_copy).copy_(rows), self._behind_rows(self._start_copy)
+        self.sent.put(self._start_buffers, behind)
+        self.sent.put_constants(behind, is_zero=True)
+        return self._named_block(rows) | ({BUFFERS: behind} if behind.numel() else {})
 
     def start_block(self, zeros):
         """What the round began with, as aggregations see it, like `block`: a copy until the next call.
@@ -230,8 +237,8 @@ class RowStore:
         `zeros`: names of rows that are 0 in it.
         """
         if self._start_block is None:
-            self._start_block = torch.empty_like(self._start)
-        self._start_block.copy_(self._start)
+            self._start_block = torch.empty_like(self.block)
+        self._rows_of(self._start_block).copy_(self._start.vector)
         self.sent.put(self._start_buffers, self._behind_rows(self._start_block))
         for name, row in self._named_block(self._start_block).items():
             if name in zeros:
@@ -248,7 +255,7 @@ class RowStore:
     def nbytes(self):
         """Bytes of all its rows and sums; also if they are on the device "meta", without memory."""
         values = [*vars(self).values(), *vars(self.aggregation).values()]
-        values += [self.sent.agreed]
+        values += [self.sent.agreed, getattr(self._start, "vector", None)]
         held = [part for value in values for part in (value if isinstance(value, list) else [value])]
         return sum({id(tensor): tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor)}.values())
 
@@ -269,8 +276,7 @@ class RowStore:
         return self._named_block(block) | ({BUFFERS: behind} if behind.numel() else {})
 
     def _named_block(self, block):
-        rows = block[: len(self._exchanged) * self.dim].view(-1, self.dim)
-        return dict(zip(self._exchanged, rows))
+        return dict(zip(self._exchanged, self._rows_of(block).view(-1, self.dim)))
 
 
 def check_rows(algorithm):

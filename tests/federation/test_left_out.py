@@ -92,6 +92,13 @@ def test_otherwise_the_run_ends_and_so_it_does_if_nobody_is_left():
         Sending(Mean(), faulty="drop")
 
 
+@pytest.mark.parametrize("stages", [[NormBound(bound=0.5)], [NormBound(bound=0.5), NormBound(bound=0.1)]])
+def test_a_stage_that_looks_at_the_rows_is_not_taken_for_who_made_them(stages):
+    fedavg, bad = fedmpi.algorithms.FedAvg(step_size=0.1), {(0, 1)}
+    with pytest.raises(Diverged, match="in round 1: row x of client 1 on rank 0"):
+        federation_of(fedavg, Sending(stages=stages), bad=bad).run_round()
+
+
 def test_a_stage_that_makes_nan_still_ends_the_run():
     class Breaks(NormBound):
         def apply(self, sent):

@@ -54,6 +54,35 @@ def test_averages_in_place_and_elsewhere(any_link, dtype, size):
     assert any_link.traffic.largest == nbytes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, 1000, 16383, 16384, 100_003])
+def test_a_copy_has_the_values_of_all_ranks(any_link, dtype, size):
+    copy = any_link.allocate_copy(size, dtype)
+    assert copy.vector.shape == (size,) and copy.vector.dtype == dtype and not copy.vector.any()
+    for number in range(1, 4):
+        values = torch.arange(size, dtype=dtype) * number
+        copy.take(values)
+        assert torch.equal(copy.vector, values)
+        any_link.barrier()
+
+
+@pytest.mark.parametrize("nodes", ["one", "two", "alone"])
+def test_the_ranks_of_a_node_have_one_copy(nodes):
+    """Each writes its part: what it gives of another rank's part does not matter."""
+    world = MPI.COMM_WORLD
+    link = MPILink(colour={"one": 0, "two": world.rank % 2, "alone": world.rank}[nodes])
+    size = 100_000
+    copy = link.allocate_copy(size, torch.float32)
+    copy.take(torch.full((size,), float(link.local_rank)))
+    assert sorted({*copy.vector.tolist()}) == [float(rank) for rank in range(link.local_size)]
+    link.barrier()
+    link.transport = "allreduce"  # and with it, no memory is shared
+    alone = link.allocate_copy(size, torch.float32)
+    alone.take(torch.full((size,), float(link.rank)))
+    assert (alone.vector == link.rank).all()
+    link.close()
+
+
 def test_lists_of_numbers_from_all_ranks(any_link):
     rank, size = any_link.rank, any_link.size
     np.testing.assert_array_equal(any_link.allgather([rank, 0.5]), [[r, 0.5] for r in range(size)])

@@ -16,6 +16,11 @@ from fedmpi.text import Log
 
 log = Log(__name__)
 
+
+class NotFinite(Exception):
+    """A stage that `looks` has found a value that is not finite."""
+
+
 WATCHED = 10  # exchanges in which it is found out whether a stage makes squares 0
 NOTABLE = 0.01  # of the values
 
@@ -74,12 +79,18 @@ class Stage(Part):
 
     Attributes:
         needs_start: whether `apply` reads the rows that the round began with.
+        writes_start: whether it may change them: if not, they need not be a copy. This and the next two count if the
+            class itself says them: one that derives from it may do otherwise.
+        keeps_finite: whether finite rows stay finite: if so, nobody looks at them after it.
+        looks: whether, on a CPU, it raises NotFinite, and has changed nothing, if a value is not finite: if so, and if
+            it is the first stage, nobody looks before it.
         link, layout: after `open`.
     """
 
     needs_start: ClassVar[bool] = False
-    writes_start: ClassVar[bool] = True  # whether `apply` may change `sent.start`: if not, it need not be a copy
-    keeps_finite: ClassVar[bool] = False  # whether finite rows stay finite: if so, they are not looked at again
+    writes_start: ClassVar[bool] = True
+    keeps_finite: ClassVar[bool] = False
+    looks: ClassVar[bool] = False
     may_warn = False  # of squares that it makes 0; on rank 0, once
     called = "the stage"  # in messages
 

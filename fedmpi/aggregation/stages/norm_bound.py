@@ -5,14 +5,15 @@ import math
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fedmpi.aggregation.stages.base import Sent, Stage
+from fedmpi.aggregation.stages.base import NotFinite, Sent, Stage
 from fedmpi.settings import setting
 
-PIECE = 1 << 15  # elements, whose differences stay in a core's cache
-NUMPYS = (torch.float32, torch.float64)
 SERIAL = 1 << 13  # elements: BLAS takes one thread for them, so that bits do not depend on the number of threads
+PIECE = 8 * SERIAL  # whose differences stay in a core's cache
+NUMPYS = (torch.float32, torch.float64)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -27,38 +28,42 @@ class NormBound(Stage):
     needs_start = True
     writes_start: ClassVar[bool] = False
     keeps_finite: ClassVar[bool] = True
+    looks: ClassVar[bool] = True
 
     bound: float = setting(1.0, "C, largest norm of a client's move in an exchange", above=0)
 
     def apply(self, sent: Sent) -> None:
         start = sent.start or {}
-        if all(row.device.type == "cpu" and row.dtype in NUMPYS for row in sent.rows.values()):
-            norm = math.sqrt(sum(_square(row.numpy(), start[name].numpy()) for name, row in sent.rows.items()))
-            if norm > self.bound:
-                for name, row in sent.rows.items():
-                    _shorten(row, start[name], torch.tensor(self.bound / norm))
+        of_rows = [_norm(row, start[name]) for name, row in sent.rows.items()]
+        norm = torch.linalg.vector_norm(torch.stack(of_rows))
+        factor = (self.bound / norm).clamp(max=1)
+        on_cpu = norm.device.type == "cpu"  # looking at it would make a GPU wait
+        if on_cpu and not norm.isfinite() and not all(row.isfinite().all() for row in sent.rows.values()):
+            raise NotFinite
+        if on_cpu and norm <= self.bound:
             return
-        norms = [torch.linalg.vector_norm(row - start[name]) for name, row in sent.rows.items()]
-        factor = (self.bound / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1)
-        for name, row in sent.rows.items():  # looking at the factor would make a GPU wait
-            _shorten(row, start[name], factor)
+        for name, row in sent.rows.items():
+            torch.lerp(start[name], row, factor.to(row.dtype), out=row)
+            if not on_cpu or factor == 0:  # of a move that is too large for a number
+                torch.where(factor == 0, start[name], row, out=row)
 
 
-def _square(row: np.ndarray, start: np.ndarray) -> float:
-    """|row - start|², infinite if it is too large for the numbers' type."""
-    difference, total = np.empty(PIECE, row.dtype), 0.0
+def _norm(row: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+    """|row - start|, 0-d; infinite if it is too large."""
+    if row.device.type != "cpu" or row.dtype not in NUMPYS:
+        return torch.linalg.vector_norm(row - start, dtype=None if row.itemsize > 2 else torch.float32)
+    return torch.tensor(math.sqrt(_square(row.numpy(), start.numpy())), dtype=torch.float64)
+
+
+def _square(row: npt.NDArray[np.floating], start: npt.NDArray[np.floating]) -> float:
+    """|row - start|² in pieces, each added up by BLAS while it is in the cache."""
+    size = min(PIECE, -(-len(row) // SERIAL) * SERIAL)
+    moves, total = np.zeros(size, row.dtype), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for begin in range(0, len(row), PIECE):
-            part = slice(begin, begin + PIECE)
-            moved = np.subtract(row[part], start[part], out=difference[: len(row[part])])
-            for place in range(0, len(moved), SERIAL):
-                short = moved[place : place + SERIAL]
-                total += float(np.dot(short, short))
+        for begin in range(0, len(row), size):
+            part = row[begin : begin + size]
+            np.subtract(part, start[begin : begin + size], out=moves[: len(part)])
+            moves[len(part) :] = 0
+            lines = moves.reshape(-1, SERIAL)
+            total += float((lines[:, None] @ lines[:, :, None]).sum(dtype=np.float64))
     return total
-
-
-def _shorten(row: torch.Tensor, start: torch.Tensor, factor: torch.Tensor) -> None:
-    """Multiply a row's move, in place; with a factor of 1 it stays as it is, with 0 no overflow matters."""
-    torch.lerp(start, row, factor.to(row.dtype), out=row)
-    if row.device.type != "cpu" or factor == 0:
-        torch.where(factor == 0, start, row, out=row)
