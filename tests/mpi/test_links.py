@@ -59,6 +59,7 @@ def test_averages_in_place_and_elsewhere(any_link, dtype, size):
 def test_a_copy_has_the_values_of_all_ranks(any_link, dtype, size):
     copy = any_link.allocate_copy(size, dtype)
     assert copy.vector.shape == (size,) and copy.vector.dtype == dtype and not copy.vector.any()
+    any_link.barrier()
     for number in range(1, 4):
         values = torch.arange(size, dtype=dtype) * number
         copy.take(values)
