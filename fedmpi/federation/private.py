@@ -102,7 +102,8 @@ class PrivateParts:
 
     def clean(self):
         """Give the private coordinates of the server's rows values that are the same on all ranks."""
-        self.clear({**self._store.averaged_rows(), **self._store.server_rows()}, self._store.buffers)
+        if self:
+            self.clear({**self._store.averaged_rows(), **self._store.server_rows()}, self._store.buffers)
 
     def clear(self, rows, buffers):
         """Give the private coordinates of some rows, name -> row, and buffers values that are the same on all ranks."""
