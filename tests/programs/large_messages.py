@@ -51,7 +51,7 @@ def check_sums(transport, numel):
     aggregation.open(link, Layout(("x",), numel, numel, torch.float32, torch.device("cpu")), [link.rank])
     aggregation.begin(Moment(0, 0, ("x",), slice(0, numel)), dict.fromkeys(range(link.size), 1))
     fill(aggregation.block, link.rank)
-    aggregation.add(link.rank, aggregation.block)
+    aggregation.take(link.rank, aggregation.block)
     aggregation.average(aggregation.block)
     aggregation.block.mul_(link.size)
     check(is_sum(aggregation.block, link.size), f"{transport}: the sum in the order of the clients")
