@@ -336,7 +336,8 @@ def test_stages(tmp_path):
     done = bench(1, "stages", "--quick", "--seconds", "0.05", "--json", tmp_path / "u.json", "--traceback")
     assert done.returncode == 0, done.stderr
     measures = json.loads((tmp_path / "u.json").read_text())["measures"]
-    assert set(measures) == {f"stages/fashion/{name}" for name in ("no stage", "a stage", "with the start")}
+    bounds = ("norm_bound, no move is longer", "norm_bound, all are")
+    assert set(measures) == {f"stages/fashion/{name}" for name in ("no stage", "a stage", "with the start", *bounds)}
     assert all(measure["median"] > 0 for measure in measures.values())
 
 
