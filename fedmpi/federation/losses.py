@@ -65,7 +65,7 @@ class Losses:
             return
         # One pass over the memory; finite values may have an infinite sum.
         in_block = sum(row.numel() for row in rows.values()) == block.numel()
-        if not in_block or not block.sum().isfinite():
+        if not in_block or not math.isfinite(block.sum()):
             bad = next((n for n, row in rows.items() if not row.isfinite().all()), None)
             if bad is not None:
                 self._rows_of.setdefault(client.index, bad)

@@ -18,7 +18,7 @@ class Passage:
     def go(self, client, moment, weight, losses):
         """Whether the client, whose turn has ended, counts; it then has passed the stages. `losses`: the `Losses`."""
         store, buffers = self._store, self._store.checked_buffers()
-        if not self._stage_looks(moment.rows):
+        if not (self._stages and self._stage_looks(moment.rows)):
             losses.check_rows(client, store.turn(), moment.rows, buffers)
         if self._leaves_out and losses.leave_out_if_faulty(client):
             return False
@@ -32,7 +32,7 @@ class Passage:
 
     def _stage_looks(self, rows):
         """Whether the first stage finds values that are not finite, of all that is sent."""
-        looks = bool(self._stages) and vars(type(self._stages[0])).get("looks", False) and not self._leaves_out
+        looks = vars(type(self._stages[0])).get("looks", False) and not self._leaves_out
         sees_all = all(self._kinds.get(row) != "number" for row in rows)
         return looks and bool(rows) and sees_all and self._store.block.device.type == "cpu"
 
