@@ -100,9 +100,6 @@ def find(kind: str, name: str, package: types.ModuleType, base: type) -> Any:
     meant = classes.get(exact) or next((cls for own, cls in classes.items() if plain(own) == plain(name)), None)
     if meant is not None and not is_refused:
         return meant
-    meant = next((cls for cls in classes.values() if exact in vars(cls).get("formerly", ())), None)
-    if meant is not None:
-        return meant
     broken = next((e for e in _plug_ins(package.__name__).values() if plain(e.name) == plain(name)), None)
     if broken is not None:
         return _import(kind, broken.value.replace(":", "."), base)

@@ -11,7 +11,6 @@ from fedmpi.own_files import LOCK, MARK, check_regular, read_mark
 SETTINGS = "settings.yaml"  # the run as resolved; `--config` repeats it
 RECORDS = "metrics.jsonl"  # one line of JSON per round, see `fedmpi.runs.record`
 MODEL = "model.safetensors"  # the trained tensors under their names; named last: with it a run is complete
-FORMER_MODEL = "model.pt"  # the same in runs of earlier versions, for torch.load(..., weights_only=True)
 MODEL_DESCRIPTION = "model.json"  # how to build the model again and what its inputs are
 MODEL_AND_ROWS = "model.h5"  # the same tensors, and the algorithm's rows x, m, v, ...
 CLIENTS = "clients.json"  # the clients' names (or null) and numbers of training samples
@@ -35,9 +34,7 @@ FILES = (
 
 def is_complete(run_folder):
     """Whether the run of a folder ended and wrote its model."""
-    if (run_folder / MODEL).is_file():
-        return True
-    return (run_folder / FORMER_MODEL).is_file() and not read_mark(run_folder)  # else it is not fedmpi's
+    return (run_folder / MODEL).is_file()
 
 
 def find_checkpoints(run_folder):
@@ -70,7 +67,7 @@ def had_checkpoints(run_folder):
 
 
 def check_files(run_folder):
-    """Check that what a run reads and writes in its folder are files and folders: no links, pipes or devices.
+    """Check that fedmpi made a folder, and that what a run reads and writes there are files and folders, no links.
 
     Raises:
         UserError: if one is something else, or cannot be looked at.
@@ -78,8 +75,10 @@ def check_files(run_folder):
     for name in FILES:
         check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES))
         check_regular(run_folder / f"{name}.part", is_changed=True)
-    if os.path.lexists(run_folder / MARK) and not read_mark(run_folder, "run"):
-        raise UserError(f"{run_folder / MARK}: fedmpi did not write it: move it to another folder; nothing changed")
+    if not read_mark(run_folder, "run"):
+        if os.path.lexists(run_folder / MARK):
+            raise UserError(f"{run_folder / MARK}: fedmpi did not write it: move it to another folder; nothing changed")
+        raise UserError(f"{run_folder}: contains no {MARK}, by which fedmpi knows its folders: copy it as a whole")
     folder = run_folder / CHECKPOINTS
     checkpoints = [inner for _, inner in _checkpoints(folder)]
     models = run_folder / os.path.dirname(CLIENT_MODEL)
@@ -88,5 +87,5 @@ def check_files(run_folder):
             raise UserError(f"{inner}: is a symbolic link or a file: expected a folder")
         if inner != folder and inner.is_dir():
             for path in sorted(inner.iterdir()):
-                if path.suffix in (".h5", ".json", ".part", ".safetensors"):
+                if path.suffix in (".json", ".part", ".safetensors"):
                     check_regular(path)

@@ -38,8 +38,6 @@ def setting(
     *,
     among: Collection[object] | None = None,
     role: str = "learning",
-    renamed_from: tuple[str, ...] = (),
-    former_values: dict[str, str] | None = None,
     per_rank: bool = False,
     **bounds: float,
 ) -> T:
@@ -50,8 +48,6 @@ def setting(
         help: what it means, with its symbol in the paper; shown by ``--help``.
         among: the allowed values.
         role: one of `ROLES`.
-        renamed_from: former names, which are still read.
-        former_values: former value, as a text in lower case -> value; these are still read, too.
         per_rank: whether ranks may have different values.
         bounds: above, least (>=), below, most (<=): the allowed range of a number.
 
@@ -67,8 +63,7 @@ def setting(
     """
     if role not in ROLES or not bounds.keys() <= _BOUNDS.keys():
         raise TypeError(f"setting: role {role}, bounds {list(bounds)}: expected {list(ROLES)} and {list(_BOUNDS)}")
-    own = {"help": help, "among": among, "role": role, "per_rank": per_rank}
-    metadata = {**own, "renamed_from": renamed_from, "former_values": former_values or {}, **bounds}
+    metadata = {"help": help, "among": among, "role": role, "per_rank": per_rank, **bounds}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -81,19 +76,6 @@ def per_rank(cls: type) -> set[str]:
     """The settings of a dataclass that ranks may have different values of; empty if `cls` is no dataclass."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     return {field.name for field in fields if field.metadata.get("per_rank")}
-
-
-def former_names(cls: type) -> dict[str, str]:
-    """Former name -> name of the settings that were renamed; {} if `cls` is no dataclass."""
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    return {old: field.name for field in fields for old in field.metadata.get("renamed_from", ())}
-
-
-def current_value(cls: Any, name: str, value: Any) -> Any:
-    """The value of a setting that was given with one of its former values; others as they are."""
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    former = {field.name: field.metadata.get("former_values", {}) for field in fields}
-    return former.get(name, {}).get(str(value).lower(), value)
 
 
 def check(settings: Any, prefix: str = "") -> None:

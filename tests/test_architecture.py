@@ -66,7 +66,7 @@ UNCLEAR = {
 }
 # Members of the standard library that Python 3.10, the oldest that setup.py allows, does not have.
 NEWER = {"datetime.UTC", "hashlib.file_digest", "typing.Self", "enum.StrEnum", "contextlib.chdir", "itertools.batched"}
-QUOTING = ("test_architecture.py", "test_grammar.py")  # they name what is checked, and a setting's former name
+QUOTING = ("test_architecture.py",)  # it names what is checked
 
 
 def module_name(path):

@@ -66,16 +66,6 @@ def test_load_gives_a_model_that_is_ready_for_use(finished):
     assert (model(inputs).argmax(1) == labels).float().mean().item() == pytest.approx(accuracy, abs=1e-4)
 
 
-def test_load_reads_folders_of_earlier_versions(finished, tmp_path):
-    values = load_file(finished[1] / "model.safetensors")
-    torch.save(values, tmp_path / "model.pt")
-    with pytest.raises(fedmpi.UserError, match="model.json does not say how to build the model"):
-        fedmpi.load(tmp_path)
-    (tmp_path / "model.json").write_text((finished[1] / "model.json").read_text())
-    model = fedmpi.load(tmp_path)
-    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
-
-
 def test_load_says_what_is_wrong(finished, tmp_path):
     with pytest.raises(fedmpi.UserError, match=r"contains no model.safetensors \(no such folder\)"):
         fedmpi.load(tmp_path / "nothing")

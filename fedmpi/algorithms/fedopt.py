@@ -12,15 +12,13 @@ from fedmpi.settings import setting
 CORRECTIONS = ("none", "torch", "keras", "flower")
 
 
-def correction(bias_correction=None):
-    """The setting; `bias_correction` says which form its former name meant when it was true, if it had that name."""
+def correction():
+    """The setting of the classes that have it."""
     return setting(
         "none",
         "Adam's bias correction, t = 1, 2, ... in rounds 0, 1, ...: none; torch, m / (1-β1^t) and v / (1-β2^t); keras, "
         "η √(1-β2^t) / (1-β1^t); flower, as keras with t + 1",
         among=CORRECTIONS,
-        renamed_from=("bias_correction",) if bias_correction else (),
-        former_values={"true": bias_correction, "false": "none"} if bias_correction else {},
     )
 
 
@@ -103,7 +101,7 @@ class FedAdam(_FedOpt):
     """
 
     second_moment_decay: float = setting(0.99, "β2, weight of the old second moment", least=0, most=1)
-    correction: str = correction(bias_correction="keras")
+    correction: str = correction()
 
     def __post_init__(self):
         super().__post_init__()
@@ -173,7 +171,7 @@ class FedAMS(FedAdam):
     server_step_size: float = setting(1.0, "η, step size of the server", above=0)
     epsilon: float = setting(0.01, "ε, under the root (option 1) or beside it (option 2)", least=0)
     option: int = setting(1, "1: divide by √max(v̂, v, ε); 2: by √max(v̂, v) + ε", among=(1, 2))
-    correction: str = correction(bias_correction="torch")
+    correction: str = correction()
     v0: float = setting(0.0, "v̂ before the first round", least=0)
 
     server_rows = ("x_start", "m", "v", "v_hat")

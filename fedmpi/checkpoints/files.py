@@ -6,7 +6,6 @@
 
 The manifest is written last and gets its name in one step: with it a checkpoint is complete. A state file contains the
 tensors of a state under their names, and its numbers as text; those of a type that safetensors lacks are bytes there.
-Earlier versions wrote HDF5 (format 1).
 """
 
 import concurrent.futures
@@ -22,16 +21,15 @@ import zlib
 import safetensors
 import torch
 
-from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.errors import UserError
 from fedmpi.machine.versions import versions
-from fedmpi.own_files import check_regular, make_folder, read_mark, remove, replacing, write_mark
+from fedmpi.own_files import check_regular, make_folder, read_mark, remove, replacing
 from fedmpi.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.text import short
 
-FORMAT = 2  # of the manifest and the files; of format 1 are HDF5 files
+FORMAT = 1  # of the manifest and the files
 # Names of a checkpoint's files; the last is of a manifest that was being written when a process was killed.
-FILES = re.compile(r"manifest\.json(\.part)?|(server|client-\d{4,})\.(safetensors|h5)|\.[0-9a-f]{16}\.json")
+FILES = re.compile(r"manifest\.json(\.part)?|(server|client-\d{4,})\.safetensors|\.[0-9a-f]{16}\.json")
 TYPES = {"versions": dict, "round": int, "layout": list, "records": int, "settings": dict}
 PIECE = 8 << 20  # bytes that are written at once, while their checksum is computed
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
@@ -53,7 +51,7 @@ def client_file(pattern, run_folder, round_index, client, rank, run_name):
 
     Args:
         pattern: a folder's path that may contain {client} and {rank}, or None for the run folder.
-        run_name: see `unique_name`: several runs may share such a folder; "" in runs of earlier versions.
+        run_name: see `unique_name`: several runs may share such a folder.
     """
     name = f"client-{client:04d}.safetensors"
     if pattern is None:
@@ -138,7 +136,7 @@ def _reserve(file, nbytes):
 
 
 def read_state(path, nbytes, checksum):
-    """Read what `write_state` wrote, or an earlier version in an HDF5 file beside the path.
+    """Read what `write_state` wrote.
 
     Args:
         path: a `pathlib.Path`. nbytes, checksum: what `write_state` returned.
@@ -149,13 +147,8 @@ def read_state(path, nbytes, checksum):
     Raises:
         Damaged: if the file is missing or differs from what was written.
     """
-    path = existing(path)
     check_file(path, nbytes, checksum)
     try:
-        if path.suffix == ".h5":
-            with readable(path) as file:
-                tensors = {name: torch.as_tensor(item[()]) for name, item in data_sets(file)}
-                return tensors | {name: value.item() for name, value in file.attrs.items()}
         with safetensors.safe_open(path, "pt") as file:
             numbers = json.loads(file.metadata()["numbers"])
             if not all(isinstance(number, int | float) for value in numbers.values() for number in _as_list(value)):
@@ -166,11 +159,6 @@ def read_state(path, nbytes, checksum):
             return tensors | numbers
     except Exception as error:  # noqa: BLE001  another program can have written anything, and its checksum
         raise Damaged(f"{path}: cannot be read: {short(error)}") from None
-
-
-def existing(path):
-    """The path of a state file, or that of the HDF5 file that an earlier version wrote in its place."""
-    return former if not path.exists() and (former := path.with_suffix(".h5")).exists() else path
 
 
 def _as_list(value):
@@ -243,8 +231,6 @@ def read_manifest(folder):
     try:
         if content["format"] > FORMAT:
             raise Damaged(f"{path}: fedmpi {content['versions']['fedmpi']} wrote it; continue with that version")
-        if content["format"] < FORMAT:
-            _take_format_1(content)
         clients = [[int(client), *(file or [0] * 3)] for client, file in content["clients"].items()]
         is_right = all(type(content[key]) is kind for key, kind in TYPES.items())
         is_right = is_right and all([*map(type, numbers)] == [int] * 4 for numbers in clients)
@@ -254,14 +240,6 @@ def read_manifest(folder):
     if not is_right:
         raise Damaged(f"{path}: another program wrote it: values are missing, or of other types")
     return content
-
-
-def _take_format_1(content):
-    """Describe the files of a manifest of format 1 as those of this format."""
-    files, lost = content["files"], content.get("lost", {})
-    written = {str(client): lost.get(str(client), content["round"]) for client in range(content["clients"])}
-    content["clients"] = {c: n if n is None else [n, *files[f"client-{c:0>4}.h5"]] for c, n in written.items()}
-    content["server"] = files["server.h5"]
 
 
 def _signed(content):
@@ -290,7 +268,7 @@ def remove_checkpoints(run_folder, keep, needed=()):
 def remove_state(path):
     """Remove a state file, and its folder if nothing else is in it."""
     with contextlib.suppress(OSError):
-        remove(path.parent, [path.name, path.with_suffix(".h5").name], with_folder=True)
+        remove(path.parent, [path.name], with_folder=True)
 
 
 def sync_folder(folder):
@@ -326,15 +304,3 @@ def make_checkpoint_folder(folder, identity):
         sync_folder(folder.parent)
     if read_mark(folder, "checkpoint").get("identity") != identity:
         raise OSError(errno.EEXIST, "exists, and is not a checkpoint of this run", str(folder))
-
-
-def adopt(run_folder, identity):
-    """Mark a run folder, and the checkpoints in it, that a version of fedmpi without marks made.
-
-    Raises:
-        OSError: if a mark cannot be written.
-    """
-    write_mark(run_folder, "run", identity, checkpoints=True)
-    for folder in (run_folder / CHECKPOINTS).iterdir():
-        if folder.name.isdecimal() and folder.is_dir() and all(map(FILES.fullmatch, os.listdir(folder))):
-            write_mark(folder, "checkpoint", identity)

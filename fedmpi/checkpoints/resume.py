@@ -9,7 +9,6 @@ from fedmpi.checkpoints.files import (
     checkpoint_folder,
     client_file,
     describe_layout,
-    existing,
     read_manifest,
     read_state,
 )
@@ -92,11 +91,11 @@ def _read_files(job, folder, manifest, run_name):
     for client in job.context.clients:
         if (file := manifest["clients"][str(client)]) is None:
             continue  # lost before the first checkpoint: it begins without a state
-        # Where the file would be written now, or was written then, or by an earlier version.
+        # Where the file would be written now, or was written then.
         paths = [
-            existing(client_file(pattern, folder, file[0], client, job.link.rank, inner))
+            client_file(pattern, folder, file[0], client, job.link.rank, inner)
             for pattern in _patterns(job, manifest)
-            for inner in (run_name, manifest.get("run_name", ""), "")
+            for inner in (run_name, manifest["run_name"])
         ]
         state |= read_state(next((path for path in paths if path.exists()), paths[-1]), *file[1:])
     if job.link.rank == 0:
@@ -139,7 +138,7 @@ def _check_settings(job, folder, manifest):
         changes.append(f"clients was {len(manifest['clients'])}, now {job.context.num_clients}")
     if not changes and manifest["layout"] != describe_layout(job.flat):
         changes.append("the model's parameters, or their order in memory (channels_last)")
-    recorded = manifest.get("architecture")  # earlier versions did not write it
+    recorded = manifest["architecture"]
     if not changes and (other_model := difference(recorded, job.flat.architecture)):
         raise UserError(
             f"resume = {folder}: the model is another one: {other_model}; give the former model, or begin a new run "

@@ -44,7 +44,6 @@ from fedmpi.config.grammar import (
     flatten,
     kinds,
     last_text,
-    rename,
     typed,
 )
 from fedmpi.config.help import declared_settings, help_text, list_text
@@ -56,7 +55,7 @@ from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
 from fedmpi.presets.reading import AMBIGUOUS, is_plain, settings_text
 from fedmpi.registry import BROKEN, command_name, find, known
-from fedmpi.settings import LARGEST, current_value, former_names, nearest, per_rank
+from fedmpi.settings import LARGEST, nearest, per_rank
 from fedmpi.tasks.base import BaseTask
 from fedmpi.text import short
 
@@ -146,23 +145,19 @@ def resolve(layers, resumed, objects=None):
     classes |= {f"{STAGES}.{command_name(cls)}": cls for cls in stages}
     _check_objects(objects, assignments)
     _check_partition(classes["task"], assignments)
-    names = {
-        f"{group}.{old}": f"{group}.{new}" for group, cls in classes.items() for old, new in former_names(cls).items()
-    }
-    assignments, more_notes = rename(assignments, names)
     settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
     if "help" in flags:
         return help_text(classes, settings)
     texts = _texts(assignments, settings, classes)
     for where, layer in zip(layers.files, layers.layers):
-        check_repeated([key for key, _ in layer], lambda key: find_key(names.get(key, key), settings) or key, where)
+        check_repeated([key for key, _ in layer], lambda key: find_key(key, settings) or key, where)
     values = _typed(settings, texts)
     paper = paper or (resumed or {}).get("paper") or {}
     config = _build(classes, values | resumed_folder(resumed), paper, objects, stages)
     if "print_config" in flags:
         return settings_text(config.resolved).rstrip()
     origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
-    notes = tuple(dict.fromkeys([*notes, *more_notes, *BROKEN.values()]))
+    notes = tuple(dict.fromkeys([*notes, *BROKEN.values()]))
     return dataclasses.replace(config, notes=notes, origin=origin)
 
 
@@ -198,8 +193,7 @@ def _texts(assignments, settings, classes):
         others = [short(key, 50) for key in unknown[1:4]]
         others += [f"and {len(unknown) - 4:,} more"] if len(unknown) > 4 else []
         _unknown(unknown[0], settings, classes, f"; also unknown: {', '.join(others)}" if others else "")
-    texts = {names[key]: text for key, text in assignments if key in names}
-    return {key: current_value(classes.get(key.split(".")[0]), key.split(".")[-1], text) for key, text in texts.items()}
+    return {names[key]: text for key, text in assignments if key in names}
 
 
 def _unknown(key, settings, classes, others):

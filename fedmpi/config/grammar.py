@@ -165,16 +165,6 @@ def assignments_of(settings, where="settings"):
     return [(key, as_text(value)) for key, value in flatten(settings, where).items()]
 
 
-def rename(assignments, names):
-    """(assignments with renamed settings under their current names, a line for each former one that was used).
-
-    `names`: former key -> key.
-    """
-    used = dict.fromkeys(key for key, _ in assignments if key in names)
-    notes = [f"setting '{key}' is now called '{names[key]}'; the former name still works" for key in used]
-    return [(names.get(key, key), text) for key, text in assignments], notes
-
-
 def merge(layers, methods):
     """One list of assignments from several layers; later layers override earlier ones.
 

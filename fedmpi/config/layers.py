@@ -11,10 +11,8 @@ from fedmpi.config.grammar import (
     merge,
     parse_command_line,
     read_file,
-    rename,
     split_paper,
 )
-from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
 from fedmpi.presets import preset_path
 from fedmpi.run_files import RECORDS
@@ -25,10 +23,10 @@ class Layers:
     """The assignments of a preset, a file and the command line, in this order.
 
     Attributes:
-        layers: list of lists of assignments, with the current names of settings.
+        layers: list of lists of assignments.
         flags: flag -> its text, or True for one of `SWITCHES`.
         paper: what a preset says about a paper's result, or {}.
-        notes: lines for the user, about former names and a name that is taken.
+        notes: lines for the user, about a name that is taken.
         files: what the user calls the files, which are all layers but the last.
     """
 
@@ -61,16 +59,14 @@ def read_layers(arguments):
             raise UserError(f"--{key} and --{other}: expected only one of them")
     files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
     files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper, taken, former = [], {}, [], former_keys()
+    layers, paper, taken = [], {}, []
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag, marks_quoted=True), f"{flag} {path}")
         if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():
             taken.append(f"{path.parent} exists: the new run folder gets a number (--name chooses another name)")
             del settings["name"]
         layers.append(assignments_of(settings, f"{flag} {path}"))
-        check_repeated([key for key, _ in layers[-1]], lambda key: former.get(key, key), f"{flag} {path}")
+        check_repeated([key for key, _ in layers[-1]], lambda key: key, f"{flag} {path}")
         paper = its_paper or paper
-    renamed = [rename(layer, former) for layer in [*layers, assignments]]
-    notes = [note for _, layer_notes in renamed for note in layer_notes]
-    notes += taken if last_text(assignments, "name") is None else []
-    return Layers([layer for layer, _ in renamed], flags, paper, notes, [f"{flag} {path}" for flag, path in files])
+    notes = taken if last_text(assignments, "name") is None else []
+    return Layers([*layers, assignments], flags, paper, notes, [f"{flag} {path}" for flag, path in files])

@@ -4,8 +4,8 @@ import contextlib
 import json
 import pathlib
 
-from fedmpi.config.grammar import Given, as_text, flatten, last_text, read_file, rename, split_paper
-from fedmpi.config.run import RunSettings, former_keys
+from fedmpi.config.grammar import Given, as_text, flatten, last_text, read_file, split_paper
+from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder
 from fedmpi.run_files import (
@@ -19,8 +19,6 @@ from fedmpi.run_files import (
 )
 
 AUTO = "auto"
-# Settings of former versions that changed how fast a run was, and no result but in its last digits.
-REMOVED = ("channels_last", "direct_gradients", "fused_update", "cuda_graph", "tune_malloc", "stack", "data_on")
 NOT_TAKEN = ("out", "name", "ranks", "resume")  # settings that a resumed run does not take from its folder
 
 
@@ -97,13 +95,8 @@ def assignments_above(resumed, layers, objects=()):
         return layers.assignments
     values = flatten(resumed["settings"])  # as the run had them
     texts = [(key, Given(value, True) if isinstance(value, str) else as_text(value)) for key, value in values.items()]
-    assignments, _ = rename(texts, former_keys())
     return layers.above(
-        [
-            (key, text)
-            for key, text in assignments
-            if not {key, key.partition(".")[0]} & {*NOT_TAKEN, *REMOVED, *objects}
-        ]
+        [(key, text) for key, text in texts if not {key, key.partition(".")[0]} & {*NOT_TAKEN, *objects}]
     )
 
 

@@ -62,7 +62,6 @@ class RunSettings:
         "which averaged model is the result: that of the last round, the best of all evaluations (on held-out data if "
         "there are any, otherwise on the test set), or that of a round drawn uniformly at random before training",
         among=("last", "best", "uniform"),
-        renamed_from=("output",),
     )
     private: str | None = setting(
         None,
@@ -138,7 +137,7 @@ class RunSettings:
     )
     init: str | None = setting(
         None,
-        "start from this trained model: model.pt, model.safetensors, model.h5, a run folder or a checkpoint folder",
+        "start from this trained model: model.safetensors or model.h5, a run or checkpoint, or a file of torch.save",
     )
     init_except: str | None = setting(
         None,
@@ -281,12 +280,6 @@ def read_condition(text):
     except (TypeError, ValueError):
         pass
     raise UserError(f"stop = {text}: expected a metric, >= or <=, and a number, like accuracy>=0.9")
-
-
-@functools.cache
-def former_keys():
-    """Former key -> key of the run's settings and of the groups; "reduction" was a setting of its own."""
-    return {**settings.former_names(RunSettings), "reduction": "aggregation"}
 
 
 @functools.cache

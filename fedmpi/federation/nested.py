@@ -12,7 +12,6 @@ EXPECTED = "tensors, numpy arrays, numbers, texts, bytes, None, and lists, tuple
 _DICTS = (dict, collections.OrderedDict, collections.Counter)
 _KINDS = {kind.__name__: kind for kind in (tuple, set, frozenset, collections.deque, torch.Size, *_DICTS)}
 _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set)}  # of a defaultdict
-_FORMER = ("tuple", "list", "dict")  # kinds in states of earlier versions, see `_unflatten_former`
 PACKED_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
 
 
@@ -39,8 +38,8 @@ def unflatten(flat, name, device=None):
 
     A kind that this machine lacks is the CPU.
     """
-    if f"{name}/nested" not in flat:
-        return _unflatten_former(flat, name, device)
+    if f"{name}/dict" in flat:
+        return {}
     return build(json.loads(bytes(flat[f"{name}/nested"].tolist())), Tensors(flat, name, device))
 
 
@@ -195,8 +194,6 @@ def build(described, tensors):
         return complex(*content)
     if kind in ("dtype", "device"):
         return getattr(torch, content) if kind == "dtype" else torch.device(content)
-    if kind == "items":  # of earlier versions
-        kind = "dict"
     if kind in ("dict", "OrderedDict", "Counter", "defaultdict"):
         items = [(build(key, tensors), build(part, tensors)) for key, part in content]
         if kind == "defaultdict":
@@ -207,20 +204,3 @@ def build(described, tensors):
         return made
     items = build(content, tensors)
     return collections.deque(items, described["longest"]) if kind == "deque" else _KINDS[kind](items)
-
-
-def _unflatten_former(flat, name, device):
-    """The value in a state of an earlier version, which put the keys into the names; also an empty dict."""
-    if name in flat:
-        value = flat[name]
-        return value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
-    if f"{name}/none" in flat:
-        return None
-    kind = next((kind for kind in _FORMER if f"{name}/{kind}" in flat), None)
-    if kind is None:
-        raise KeyError(name)
-    if kind == "dict":
-        inner = [key[len(name) + 1 :].split("/")[0] for key in flat if key.startswith(f"{name}/")]
-        return {key: _unflatten_former(flat, f"{name}/{key}", device) for key in dict.fromkeys(inner) if key != "dict"}
-    items = [_unflatten_former(flat, f"{name}/{number}", device) for number in range(int(flat[f"{name}/{kind}"]))]
-    return tuple(items) if kind == "tuple" else items

@@ -75,7 +75,7 @@ def restore_state(federation, state):
     """
     own = _under("federation/", state)
     federation.round_index, federation.num_gradients = int(own["round_index"]), int(own["num_gradients"])
-    federation.num_left_out = int(own.get("num_left_out", 0))
+    federation.num_left_out = int(own["num_left_out"])
     federation.present = {int(client) for client in own["present"]}
     for part in federation.seconds:
         federation.seconds[part] = float(own[f"seconds/{part}"])
@@ -86,8 +86,7 @@ def restore_state(federation, state):
         federation.selected = Iterate(int(own["selected/round"]), x, buffers, float(own["selected/value"]))
     for name, row in _server_rows(federation).items():
         row.copy_(state[f"server/{name}"])
-    sent = federation.store.sent  # until this version, all buffers were sent
-    sent.agree_on(federation.store.buffers, map(int, own.get("sent_buffers", range(len(sent.parts)))))
+    federation.store.sent.agree_on(federation.store.buffers, map(int, own["sent_buffers"]))
     for name, part in federation.named.items():
         part.restore(_nested(name, own))
     for client in federation.clients:

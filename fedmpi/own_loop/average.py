@@ -20,7 +20,7 @@ from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule, alone
 from fedmpi.own_loop.base import Choices, OwnLoop
-from fedmpi.own_loop.checks import check_arguments, check_may_differ, check_same, known_settings
+from fedmpi.own_loop.checks import check_arguments, check_known, check_may_differ, check_same
 from fedmpi.own_loop.recording import Recording, chosen_recording
 from fedmpi.registry import import_path
 from fedmpi.settings import nearest
@@ -156,7 +156,8 @@ def _make_algorithm(
         raise UserError(f"exchange = {names}: expected participation = 1: an absent rank's optimizer has no such state")
     algorithm = _algorithm(outer)
     offered = [name for name in OUTER_SETTINGS if name in algorithm.__dataclass_fields__]
-    return algorithm(**known_settings(f"outer {outer}", algorithm, offered, settings), names=names)
+    check_known(f"outer {outer}", offered, settings)
+    return algorithm(**settings, names=names)
 
 
 OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "correction", "v0")

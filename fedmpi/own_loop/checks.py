@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
 from fedmpi.membership.equality import check_same_model, check_software
 from fedmpi.oracles.flat_module import check_whole, odd_kind
-from fedmpi.settings import LARGEST, current_value, former_names, nearest
+from fedmpi.settings import LARGEST, nearest
 from fedmpi.text import short
 
 BUFFERS = ("equal", "rank0", "average")
@@ -98,14 +98,12 @@ def check_arguments(model: Any, **values: Any) -> None:
             raise UserError(f"model {type(model).__name__}: '{name}' is {kind}: expected dense tensors in one piece")
 
 
-def known_settings(owner: str, cls: Any, names: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, name -> value, under their current names, if the class of `owner` (a text) has all of them.
+def check_known(owner: str, names: Collection[str], settings: Iterable[str]) -> None:
+    """Check that `owner` (a text) has settings of these names, among all of its `names`.
 
     Raises:
         UserError: one line, for the first that it does not have.
     """
-    former = former_names(cls)
-    settings = {former.get(name, name): value for name, value in settings.items()}
     for name in settings:
         if name not in names:
             known = {f"algorithm.{setting}" for setting in names}
@@ -113,4 +111,3 @@ def known_settings(owner: str, cls: Any, names: Collection[str], settings: dict[
             said = " or ".join(key.removeprefix("algorithm.") for key in ours)
             hint = f"; its name in fedmpi is {said}" if said else similar(name, names)
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")
-    return {name: current_value(cls, name, value) for name, value in settings.items()}

@@ -20,7 +20,7 @@ from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.base import Choices, OwnLoop
-from fedmpi.own_loop.checks import check_arguments, check_may_differ, check_same, known_settings
+from fedmpi.own_loop.checks import check_arguments, check_known, check_may_differ, check_same
 from fedmpi.own_loop.recording import Recording, chosen_recording
 from fedmpi.registry import command_name, find
 
@@ -116,7 +116,7 @@ def _make_algorithm(algorithm: Any, settings: dict[str, Any]) -> Algorithm:
     if not issubclass(cls, Algorithm):
         raise UserError(f"algorithm is a {type(algorithm).__name__}: expected a name like 'fafed', or an Algorithm")
     names = [field.name for field in dataclasses.fields(cls)]
-    settings = known_settings(f"algorithm {command_name(cls)}", cls, names, settings)
+    check_known(f"algorithm {command_name(cls)}", names, settings)
     if cls is not algorithm and not settings:
         made: Algorithm = algorithm
     else:

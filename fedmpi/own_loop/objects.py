@@ -1,6 +1,5 @@
 """The states of what else changes in a user's own loop: optimizers, schedules, generators, loaders."""
 
-import json
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from fedmpi.errors import UserError
-from fedmpi.federation.nested import Tensors, build, flatten, unflatten
+from fedmpi.federation.nested import flatten, unflatten
 
 PREFIX, NAMES, BEGAN = "objects", "object names", "objects began"
 AFTER_STEP = (LRScheduler, AveragedModel)  # a loop may call them before or after fed.step
@@ -76,20 +75,18 @@ class Objects:
         Raises:
             UserError: if these are other objects, or one of them does not take its state.
         """
-        former = _former(flat)
-        known = [*former] if former else unflatten(flat, NAMES)
+        known = unflatten(flat, NAMES)
         if set(known) != set(self._objects):
             here, there = (", ".join(sorted(names)) for names in (self._objects, known))
             raise UserError(f"objects: the checkpoint has {there}; the program has {here}: expected the same names")
         for name, stateful in self._objects.items():
-            state = former[name] if former else unflatten(flat, f"{PREFIX}/{known.index(name)}")
+            state = unflatten(flat, f"{PREFIX}/{known.index(name)}")
             try:
                 give(stateful, state)
             except Exception as error:
                 problem = f"{type(error).__name__}: {error}"
                 raise UserError(f"objects: '{name}' does not take the state of the checkpoint: {problem}") from error
-        if not former:
-            self._began = unflatten(flat, BEGAN)
+        self._began = unflatten(flat, BEGAN)
         return [f"'{name}': {', '.join(changes)}" for name in self._now if (changes := self._changes(name))]
 
     def _changes(self, name: str) -> list[str]:
@@ -165,11 +162,3 @@ def _settings(stateful: Any) -> dict[str, Any]:
 def _is_constant(value: Any) -> bool:
     is_list = isinstance(value, tuple | list)
     return type(value) in CONSTANTS and (not is_list or all(type(part) in CONSTANTS[:4] for part in value))
-
-
-def _former(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Name -> state, of a checkpoint of an earlier version; {} of a newer one."""
-    if PREFIX not in flat:
-        return {}
-    described = json.loads(bytes(flat[PREFIX].tolist()))
-    return {name: build(state, Tensors(flat, PREFIX, None)) for name, state in described.items()}

@@ -47,10 +47,9 @@ class Passes:
         return {**flatten(active, STATES), **flatten(self.foreign, FOREIGN)}
 
     def restore(self, flat: Mapping[str, Any]) -> None:
-        """Take what `state` gave; a checkpoint of an earlier version has none."""
-        if f"{STATES}/nested" in flat:
-            self._resumed = [Pass(**turn) for turn in unflatten(flat, STATES)]
-            self.foreign = unflatten(flat, FOREIGN)
+        """Take what `state` gave."""
+        self._resumed = [Pass(**turn) for turn in unflatten(flat, STATES)]
+        self.foreign = unflatten(flat, FOREIGN)
 
     def batches(self, loader: Iterable[Batch], length: int, total: int) -> Iterator[Batch]:
         """`total` batches of a loader with `length` in a pass.

@@ -23,7 +23,7 @@ from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
 from fedmpi.program.ranks import end_in_order
 from fedmpi.program.signals import StopSignals, stopping_signal
-from fedmpi.run_files import CLIENT_MODEL, find_checkpoints
+from fedmpi.run_files import CLIENT_MODEL, check_files, find_checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
@@ -320,5 +320,7 @@ def _as_numbers(values: Any) -> dict[str, float]:
 def _make_recorder(recording: Recording, goes_on: bool) -> Recorder:
     """The recorder of a run folder that is made, or goes on. Not collective."""
     trackers, folder = make_trackers(recording.track), pathlib.Path(recording.folder)
+    if goes_on:
+        check_files(folder)
     goes_on_in = RunLock(folder) if goes_on else make_run_folder(folder.parent, folder.name, "", recording.resume)
     return Recorder(goes_on_in, None, trackers)

@@ -72,12 +72,9 @@ class Problem:
 
 
 def problems(runs):
-    """Runs sorted into problems and methods, a list of `Problem`; records of different formats are not compared."""
-    by_name = _sort_by(runs, lambda run: (problem_name(run.settings), run.format))
-    newest = max((run.format for run in runs), default="")
-    found = [(group[0].format == newest, problem) for group in by_name for problem in _problems_of_a_name(group)]
-    old = ", records of an earlier version"
-    return [problem if is_new else dataclasses.replace(problem, label=problem.label + old) for is_new, problem in found]
+    """Runs sorted into problems and methods, a list of `Problem`."""
+    by_name = _sort_by(runs, lambda run: problem_name(run.settings))
+    return [problem for group in by_name for problem in _problems_of_a_name(group)]
 
 
 def distinguishes_methods(key):

@@ -7,7 +7,6 @@ the file's SHA-256: it says whether a file is still the same, and is another one
 import json
 import secrets
 
-from fedmpi.data.checksum import salted
 from fedmpi.errors import UserError
 from fedmpi.run_files import DATA_FILES
 
@@ -16,9 +15,6 @@ def read_data_files(folder):
     """(salt, salted digests of the data files) as `write_data_files` wrote them; (a new salt, []) if it did not."""
     try:
         found = json.loads((folder / DATA_FILES).read_text(encoding="utf-8"))
-        if isinstance(found, list):  # of an earlier version, which wrote {"path", "bytes", "sha256"} of each file
-            salt = secrets.token_hex(16)
-            return salt, [salted(file["sha256"], salt) for file in found]
         return str(found["salt"]), [str(digest) for digest in found["files"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return secrets.token_hex(16), []

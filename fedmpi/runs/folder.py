@@ -10,12 +10,11 @@ import re
 import numpy as np
 
 from fedmpi.config.grammar import flatten, read_file, split_paper
-from fedmpi.config.run import former_keys
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_regular
 from fedmpi.run_files import BASELINES, CLIENTS, DATA_FILES, DIVERGED, RECORDS, RESULT, ROC, SETTINGS, is_complete
 from fedmpi.runs import baselines
-from fedmpi.runs.record import AMOUNTS, CASES_KEY, CLIENTS_KEY, FORMAT_KEY, TABLES_KEY, from_line
+from fedmpi.runs.record import AMOUNTS, CASES_KEY, CLIENTS_KEY, TABLES_KEY, from_line
 from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
@@ -36,7 +35,6 @@ class RunFolder:
         paper: what a preset says about the paper's result, or {}.
         clients: metric -> a list with each client's value at the end, {} in a run that did not record them.
         client_names: one per client, or [].
-        format: of the last records, see `fedmpi.runs.record`; "" if they have none.
         tables: metric -> (names of classes, rows of numbers) of its last vector (one row) or matrix.
         result: [record of the resulting model], if the last of `records` is of another one; else [].
         cases: (names of classes, a row for each client: its numbers of test cases), or () if they are not recorded.
@@ -51,7 +49,6 @@ class RunFolder:
     clients: dict = dataclasses.field(default_factory=dict)
     client_names: list = dataclasses.field(default_factory=list)
     tables: dict = dataclasses.field(default_factory=dict)
-    format: str = ""
     result: list = dataclasses.field(default_factory=list)
     cases: tuple = ()
 
@@ -102,9 +99,9 @@ def read_run(folder):
     diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
     result, *of_result = read_records(folder / RESULT)
     is_of_last = bool(result and records) and result[0]["round"] == records[-1]["round"]  # no rounds were added since
-    clients, tables, form, cases = of_result if is_of_last else last
+    clients, tables, cases = of_result if is_of_last else last
     result = result if is_of_last else []
-    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, form, result, cases)
+    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, result, cases)
     return RunFolder(folder, settings, records, *parts)
 
 
@@ -135,10 +132,9 @@ def run_folders(path):
 
 
 def _read_settings(path):
-    """(flat settings under their current names, what a preset says about the paper's result)."""
+    """(flat settings, what a preset says about the paper's result)."""
     content, paper = split_paper(read_file(path), path)
-    names = former_keys()
-    settings = {short(names.get(key, key), LONGEST_NAME): value for key, value in flatten(content).items()}
+    settings = {short(key, LONGEST_NAME): value for key, value in flatten(content).items()}
     _check_settings(path, settings)
     return {key: _plain(value) for key, value in settings.items()}, paper
 
@@ -161,7 +157,7 @@ def _check_settings(path, settings):
 
 
 def read_records(path, keeps_clients=False):
-    """(a file's records; the last values of clients, tables, format, cases); an unfinished last line is ignored.
+    """(a file's records; the last values of clients, tables, cases); an unfinished last line is ignored.
 
     `keeps_clients`: whether a record has, as "clients", metric -> each client's value, where it was written.
 
@@ -172,7 +168,7 @@ def read_records(path, keeps_clients=False):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    by_round, clients, tables, form, cases = {}, {}, {}, "", ()
+    by_round, clients, tables, cases = {}, {}, {}, ()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = from_line(line)
@@ -182,14 +178,13 @@ def read_records(path, keeps_clients=False):
             raise UserError(f"{path}: line {number} is not the record of a round")
         of_round = _of_clients(record.get(CLIENTS_KEY))
         clients = of_round or clients
-        form = short(record.get(FORMAT_KEY) or form, LONGEST_NAME)
         tables = _tables(record.get(TABLES_KEY)) or tables
         cases = _cases(record.get(CASES_KEY)) or cases
         fields = record.items()
         by_round[record["round"]] = {k: _number(v) for k, v in fields if type(v) in (int, float) and NAME.fullmatch(k)}
         if keeps_clients and of_round:
             by_round[record["round"]][CLIENTS_KEY] = of_round
-    return [by_round[number] for number in sorted(by_round)], clients, tables, form, cases
+    return [by_round[number] for number in sorted(by_round)], clients, tables, cases
 
 
 def _number(value):

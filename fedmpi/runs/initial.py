@@ -25,7 +25,7 @@ from fedmpi.text import Log
 
 log = Log(__name__)
 
-WANTED = "expected model.pt, model.safetensors or model.h5 of a run, its folder, or one of its checkpoints"
+WANTED = "expected model.safetensors or model.h5 of a run, its folder, a checkpoint of it, or a file of torch.save"
 
 
 def read_initial(path, flat, left_out=None, is_strict=True):
@@ -121,7 +121,7 @@ def _read(file):
     if file.suffix in (".h5", ".hdf5"):
         with readable(file) as content:
             return {name: torch.as_tensor(item[()]) for name, item in data_sets(content["model"])}
-    return torch.load(file, weights_only=True)  # a model of an earlier version or of plain PyTorch: tensors only
+    return torch.load(file, weights_only=True)  # of plain PyTorch: tensors only
 
 
 def _of_checkpoint(folder, flat):

@@ -41,7 +41,7 @@ from fedmpi.oracles.architecture import describe, difference, other_code, unwrap
 from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.own_files import check_regular
-from fedmpi.run_files import CLIENT_MODEL, FORMER_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
+from fedmpi.run_files import CLIENT_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -268,25 +268,24 @@ def has_client_models(folder):
 
 
 def model_file(folder, client=None):
-    """The path of the file with the trained tensors: model.safetensors or, in earlier versions' folders, model.pt.
+    """The path of the file with the trained tensors.
 
     Raises:
         UserError: if there is none.
     """
     if client is not None and (not isinstance(client, numbers.Integral) or not 0 <= client < 2**63):
         raise UserError(f"client = {short(client)}: expected the number of a client, 0 or more")
-    names = (MODEL, FORMER_MODEL) if client is None else (CLIENT_MODEL.format(client=client),)
-    if client is not None and os.path.islink((folder / names[0]).parent):
-        raise UserError(f"{(folder / names[0]).parent}: is a link: expected a folder; copy the folder itself")
-    path = next((folder / name for name in names if check_regular(folder / name)), None)
-    if path is None:
+    path = folder / (MODEL if client is None else CLIENT_MODEL.format(client=client))
+    if client is not None and os.path.islink(path.parent):
+        raise UserError(f"{path.parent}: is a link: expected a folder; copy the folder itself")
+    if not check_regular(path):
         if not os.path.isdir(folder):
             hint = "no such folder"
         elif client is None:
             hint = "the run did not end"
         else:
             hint = "expected a client's number" if has_client_models(folder) else "its layers are not personal"
-        raise UserError(f"{folder}: contains no {names[0]} ({hint})")
+        raise UserError(f"{folder}: contains no {path.relative_to(folder)} ({hint})")
     return path
 
 
@@ -298,17 +297,13 @@ def read_state(folder, client=None):
     """
     path = model_file(folder, client)
     try:
-        is_safetensors = path.suffix == ".safetensors"
-        state = safetensors.torch.load_file(path) if is_safetensors else torch.load(path, weights_only=True)
-    except Exception as error:  # noqa: BLE001  both libraries raise errors of many kinds for damaged files
+        return safetensors.torch.load_file(path)
+    except Exception as error:  # noqa: BLE001  the library raises errors of many kinds for damaged files
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise UserError(f"{path}: expected named tensors, as torch.nn.Module.state_dict() gives them")
-    return state
 
 
 def read_description(folder):
-    """The content of a run folder's model.json; {} in folders of earlier versions, which have none.
+    """The content of a run folder's model.json; {} if it has none, like the folder of a plain model file.
 
     Raises:
         UserError: if it cannot be read.

@@ -6,12 +6,10 @@ import itertools
 import json
 import os
 import pathlib
-import secrets
 import sys
 
 from tqdm import tqdm
 
-from fedmpi.checkpoints.files import adopt
 from fedmpi.config.resume import AUTO
 from fedmpi.errors import UserError
 from fedmpi.own_files import check_folder, make_folder, read_mark, remove, remove_parts, set_aside
@@ -47,8 +45,7 @@ class Recorder:
     def __init__(self, lock, num_rounds, trackers=()):
         self.folder, self._lock, self._trackers = lock.folder, lock, trackers
         self._begun = []  # the trackers that have begun and are to be closed
-        # A folder of an earlier version has no mark; it gets one when the run goes on.
-        self.identity = read_mark(self.folder, "run").get("identity") or secrets.token_hex(16)
+        self.identity = read_mark(self.folder, "run")["identity"]
         try:
             self._lines = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as error:
@@ -72,9 +69,6 @@ class Recorder:
         """
         self._settings = settings
         try:
-            if not read_mark(self.folder, "run"):
-                log.warning(f"{self.folder}: an earlier version of fedmpi made it; it is marked as a run folder now")
-                adopt(self.folder, self.identity)
             self._write_settings()
             position = self._keep_records(position, num_rounds)
             self._lines.truncate(position)

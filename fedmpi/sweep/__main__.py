@@ -7,10 +7,10 @@ import sys
 import yaml
 
 from fedmpi.config.grammar import read_file
-from fedmpi.config.run import former_keys, role
+from fedmpi.config.run import role
 from fedmpi.errors import UserError, attempt
 from fedmpi.machine.cores import cores_of_job
-from fedmpi.own_files import check_regular, check_replaceable, replacing
+from fedmpi.own_files import check_folder, check_regular, check_replaceable, replacing
 from fedmpi.program.output import make_output_safe
 from fedmpi.program.parser import Parser, count
 from fedmpi.program.single import run_single
@@ -27,7 +27,7 @@ from fedmpi.sweep.choice import (
     write_best,
     write_candidates,
 )
-from fedmpi.sweep.folder import check_run_folders, check_sweep_folder, own_sweep_folder
+from fedmpi.sweep.folder import check_run_folders, own_sweep_folder
 from fedmpi.sweep.local import run_all
 from fedmpi.sweep.plan import Planned, make_plan, plan_of_search
 from fedmpi.sweep.search import SAMPLERS, Search, make_space
@@ -112,7 +112,7 @@ def _run(arguments):
     if options.words is not None:
         _print_words(plan, options.words)
         return
-    check_sweep_folder(plan.out, lambda: _is_note(plan.out / COMMON))
+    check_folder(plan.out, "sweep")
     check_run_folders(plan)
     if options.emit_slurm:
         check_replaceable(options.emit_slurm, SIGNATURE)
@@ -151,7 +151,7 @@ def _search(options, common):
     space = make_space(options.range, options.grid)
     plan = plan_of_search(options.out.absolute(), options.plan, list(space), common)
     added = _add_settings(plan.common, options)
-    check_sweep_folder(plan.out, lambda: _is_note(plan.out / COMMON))
+    check_folder(plan.out, "sweep")
     search = Search(plan, space, options.search, options.search_seed, options.metric, options.prune)
     known = search.recall()
     check_run_folders(plan)
@@ -210,13 +210,13 @@ def _claim_folder(plan):
     if check_regular(note) and not _is_note(note):
         raise UserError(f"{note}: fedmpi did not write it: move it, or choose another --out; nothing changed")
     with attempt("write", f"--out {plan.out}"):
-        has_mark = check_sweep_folder(plan.out, lambda: _is_note(note))
+        has_mark = check_folder(plan.out, "sweep")
         before = _of_all_runs(_read_note(note)) if note.is_file() else settings
         if before != settings and (not has_mark or any(map(is_run, plan.out.iterdir()))):
             keys = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
             changes = ", ".join(f"{key} was {before.get(key, 'not set')}" for key in keys)
             raise UserError(f"{plan.out}: contains runs with other settings ({changes}); choose another --out")
-        own_sweep_folder(plan.out, lambda: _is_note(note))
+        own_sweep_folder(plan.out)
         if before != settings or not note.is_file():
             with replacing(note, NOTE.encode()) as part:
                 part.write_text(NOTE + yaml.safe_dump(settings), encoding="utf-8")
@@ -231,18 +231,17 @@ def _read_note(path):
 
 
 def _is_note(path):
-    """Whether a file is what a sweep writes, also one of an earlier version, whose folder has no mark."""
+    """Whether a file is what a sweep writes."""
     try:
         check_regular(path)
-        return yaml.safe_dump(_read_note(path)) == path.read_text(encoding="utf-8").removeprefix(NOTE)
+        return NOTE + yaml.safe_dump(_read_note(path)) == path.read_text(encoding="utf-8")
     except (UserError, OSError, ValueError):
         return False
 
 
 def _of_all_runs(settings):
-    """The settings, under their current names, that the runs of one sweep must share."""
-    names = former_keys()
-    return {names.get(key, key): text for key, text in settings.items() if role(key) not in ("speed", "place")}
+    """The settings that the runs of one sweep must share."""
+    return {key: text for key, text in settings.items() if role(key) not in ("speed", "place")}
 
 
 class _Progress:

@@ -14,8 +14,8 @@ import sys
 import time
 
 from fedmpi.errors import Stopped, UserError, attempt
-from fedmpi.own_files import check_regular, read_mark
-from fedmpi.runs.folder import is_run, outcome
+from fedmpi.own_files import check_regular
+from fedmpi.runs.folder import outcome
 from fedmpi.text import printable_line
 
 BEGIN = b"fedmpi: run "  # of each log
@@ -86,8 +86,8 @@ def check_log(plan, run):
     Raises:
         UserError: if it is something else.
     """
-    path, folder = _log_path(plan, run), plan.folder(run)
-    if not check_regular(path, is_changed=True) or (is_run(folder) and not read_mark(folder)):  # an earlier version's
+    path = _log_path(plan, run)
+    if not check_regular(path, is_changed=True):
         return
     with attempt("read", path), open(path, "rb") as log:
         is_own = log.read(len(BEGIN)) in (b"", BEGIN)

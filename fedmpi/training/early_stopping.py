@@ -129,16 +129,16 @@ class EarlyStopping:
         return bool(self.reason)
 
     def state(self):
-        """Name -> number, for a checkpoint; the names are those of earlier versions."""
+        """Name -> number, for a checkpoint."""
         return {
             f"ending/{key}{name}": value for name, watch in self._watches.items() for key, value in vars(watch).items()
         }
 
     def restore(self, state):
-        """Take what `state` gave; earlier versions' checkpoints lack it."""
+        """Take what `state` gave."""
         for name, watch in self._watches.items():
             for key, value in vars(watch).items():
-                setattr(watch, key, type(value)(state.get(f"ending/{key}{name}", value)))
+                setattr(watch, key, type(value)(state[f"ending/{key}{name}"]))
 
     def _look(self, record, metrics):
         """Compare the metrics of an evaluation; not collective."""

@@ -41,7 +41,6 @@ class ResultRule:
     def __init__(self, rule, num_rounds, seed, goal, own_results=None):
         self.own_results = own_results
         self._rule, (self._metric, self._sign), self._is_warned = rule, goal, False
-        # "output" is the setting's former name: under another one, runs of earlier versions would draw another round.
         self._drawn = int(generator(seed, "output").integers(1, num_rounds + 1))
 
     def consider(self, federation, metrics, ended=()):

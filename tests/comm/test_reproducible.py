@@ -1,4 +1,4 @@
-"""--reduction reproducible: the same bits on any number of ranks and nodes, by each transport and each MPI."""
+"""--aggregation reproducible: the same bits on any number of ranks and nodes, by each transport and each MPI."""
 
 import hashlib
 
@@ -31,7 +31,7 @@ def test_a_trained_model_does_not_depend_on_the_number_of_ranks(tmp_path, settin
     found = set()
     for ranks in (1, 3):
         out = tmp_path / str(ranks)
-        done = train(ranks, out, "--clients", 5, "--rounds", 3, "--reduction", "reproducible", *settings)
+        done = train(ranks, out, "--clients", 5, "--rounds", 3, "--aggregation", "reproducible", *settings)
         assert done.returncode == 0, done.stderr
         found.add(bits(out))
     assert len(found) == 1

@@ -1,4 +1,4 @@
-"""The one grammar of settings: keys, values, former names and layers are read in the same way from everywhere."""
+"""The one grammar of settings: keys, values and layers are read in the same way from everywhere."""
 
 import pathlib
 import typing
@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import yaml
-from helpers import train
 
-import fedmpi.train
 from fedmpi import settings
 from fedmpi.config import run as run_settings
 from fedmpi.config.build import CHOICES, STAGES, read_command_line
@@ -24,8 +22,6 @@ from fedmpi.config.grammar import (
 )
 from fedmpi.config.run import GROUPS, RunSettings, role
 from fedmpi.errors import UserError
-from fedmpi.runs.comparison import problems
-from fedmpi.runs.folder import find_runs
 from fedmpi.settings import setting
 from fedmpi.sweep.plan import make_plan
 
@@ -123,60 +119,6 @@ def test_later_layers_override_earlier_ones():
     assert merged == {"algorithm": "Fed_Avg", "algorithm.step_size": "0.5", "rounds": "5", "task.data": "digits"}
     same = merge([preset, [("algorithm", "FAFED")]], {"fafed": {"step_size": 0.5}})
     assert ("algorithm.epsilon", "1") in same and ("algorithm.step_size", "0.5") not in same
-
-
-@pytest.mark.parametrize("suffix", [".yaml", ".toml"])
-def test_a_former_name_works_in_files_and_is_mentioned_once(tmp_path, suffix):
-    if suffix == ".toml":
-        pytest.importorskip("tomllib")
-    file = tmp_path / f"run{suffix}"
-    file.write_text("output: best\n" if suffix == ".yaml" else 'output = "best"\n')
-    config = read_command_line(["--config", str(file), "--output", "uniform"])
-    assert config.run.result == config.resolved["result"] == "uniform"
-    (note,) = config.notes
-    assert "'output' is now called 'result'" in note
-    assert read_command_line(["--config", str(file), "--result", "last"]).run.result == "last"
-    assert read_command_line(["--result", "last"]).notes == ()
-    with pytest.raises(UserError, match="result = worst: expected one of last, best, uniform"):
-        read_command_line(["--output", "worst"])
-
-
-def test_the_program_mentions_a_former_name_once(tmp_path, capsys):
-    fedmpi.train.main(["--output", "last", "--rounds", "1", "--algorithm", "fedavg", "--out", str(tmp_path)])
-    assert capsys.readouterr().err.count("'output' is now called 'result'") == 1
-
-
-@pytest.mark.parametrize(("algorithm", "meaning"), [("fedadam", "keras"), ("fedyogi", "keras"), ("fedams", "torch")])
-def test_a_former_value_keeps_its_meaning(tmp_path, algorithm, meaning):
-    """A settings file of before; true meant one form in FedAdam and another in FedAMS."""
-    file = tmp_path / "settings.yaml"
-    for text, value in (("true", meaning), ("false", "none")):
-        file.write_text(f"algorithm: {{name: {algorithm}, bias_correction: {text}}}\n")
-        for words in (["--config", str(file)], ["--algorithm", algorithm, "--algorithm.bias_correction", text.title()]):
-            config = read_command_line(words)
-            assert config.algorithm.correction == config.resolved["algorithm"]["correction"] == value
-    with pytest.raises(UserError, match="correction = adam: expected one of none, torch, keras, flower"):
-        read_command_line(["--algorithm", algorithm, "--algorithm.correction", "adam"])
-
-
-def test_rank_0_mentions_a_former_name(tmp_path):
-    words = ("--output", "uniform", "--rounds", 1, "--local-steps", 1, "--name", "it")
-    ended = train(2, tmp_path, *words)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.splitlines() == ["fedmpi: setting 'output' is now called 'result'; the former name still works"]
-    settings = yaml.safe_load((tmp_path / "it" / "settings.yaml").read_text())
-    assert settings["result"] == "uniform" and "output" not in settings
-
-
-def test_a_run_folder_with_a_former_name_is_read_as_one_with_the_name(tmp_path):
-    for seed, name in enumerate(("output", "result")):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "settings.yaml").write_text(f"{{seed: {seed}, algorithm: fafed, {name}: best}}")
-        (folder / "metrics.jsonl").write_text('{"round": 1, "loss": 1.0}\n')
-    runs, complaints = find_runs([tmp_path])
-    assert [run.settings["result"] for run in runs] == ["best", "best"] and not complaints
-    assert [method.label for problem in problems(runs) for method in problem.methods] == ["fafed"]
 
 
 def test_plans_are_toml_files_too(tmp_path):

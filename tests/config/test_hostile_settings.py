@@ -109,7 +109,6 @@ def test_values_that_mean_something_else_are_refused(tmp_path, text, message):
         ("algorithm: {Step_Size: 1, step_size: 2}", "as algorithm.Step_Size and as algorithm.step_size"),
         ("algorithm: fafed\nAlgorithm: {name: fedavg}", "gives algorithm twice, as algorithm and as Algorithm"),
         ("algorithm.step_size: 1\nalgorithm: {step_size: 2}", "gives algorithm.step_size twice"),
-        ("output: last\nresult: best", "gives result twice, as output and as result"),
         ("local-steps = 1\nlocal_steps = 2", "gives local_steps twice, as local-steps and as local_steps"),
         ("data = 'digits'\n[task]\ndata = 'other'", "gives task.data twice, as data and as task.data"),
     ],

@@ -392,17 +392,6 @@ def test_a_damaged_account_of_the_data_is_written_anew(tmp_path, text, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_account_of_an_earlier_version_is_compared(tmp_path, capsys):
-    path = write(tmp_path / "data.h5")
-    for name, digest in (("same", hashlib.sha256(path.read_bytes()).hexdigest()), ("other", "0" * 64)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "data.json").write_text(json.dumps([{"path": "/a", "bytes": 1, "sha256": digest}]))
-        account(tmp_path, [path], "new", tmp_path / name)
-    assert capsys.readouterr().err == (
-        f"fedmpi: the data differ from those of {tmp_path}/other: the data file has another content\n"
-    )
-
-
 def test_a_rerun_on_other_data_says_so(tmp_path):
     path = write(tmp_path / "data.h5")
     words = ("--data", path, "--rounds", 1, "--local-steps", 1)

@@ -129,7 +129,7 @@ def test_the_update_written_out(tmp_path):
 
 @pytest.mark.parametrize("partition", ["iid", "classes --partition.per_client 4"])
 def test_the_number_of_ranks_does_not_matter(tmp_path, partition):
-    words = WORDS.replace("iid", partition) + " --rounds 3 --reduction reproducible --holdout 0.2"
+    words = WORDS.replace("iid", partition) + " --rounds 3 --aggregation reproducible --holdout 0.2"
     one, three = (train(ranks, tmp_path, *words.split(), "--name", f"on_{ranks}") for ranks in (1, 3))
     assert one.returncode == three.returncode == 0, one.stderr + three.stderr
     first, second = (values_of(tmp_path / f"on_{ranks}") for ranks in (1, 3))

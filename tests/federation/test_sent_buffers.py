@@ -86,10 +86,3 @@ def test_a_restored_federation_goes_on_with_the_same_bits(participants):
     second = run(FedAvg(), Mean, 3, first.state(), participants)
     assert torch.equal(second.store.buffers.view(torch.int64), whole.store.buffers.view(torch.int64))
     assert second.link.traffic.nbytes == whole.link.traffic.nbytes
-
-
-def test_a_state_from_before_sends_all():
-    state = run(FedAvg(), Mean, 1).state()
-    del state["federation/sent_buffers"]
-    federation = run(FedAvg(), Mean, 0, state)
-    assert federation.store.sent.sent == {0, 1, 2, 3}

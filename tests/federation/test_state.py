@@ -226,18 +226,6 @@ def test_tensors_in_nested_values_come_back_as_copies():
         flatten((1, int), "carried")
 
 
-def test_nested_values_of_an_earlier_version_are_read():
-    flat = {
-        "carried/dict": 2,
-        "carried/a/tuple": 2,
-        "carried/a/0": 1,
-        "carried/a/1/none": 0,
-        "carried/b": torch.ones(2),
-    }
-    found = unflatten(flat, "carried", "cpu")
-    assert found["a"] == (1, None) and torch.equal(found["b"], torch.ones(2))
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """(a folder with the data files and the classifier of `final_rows`, its settings of every task)."""

@@ -326,7 +326,7 @@ LEGAL = {
     "checkpoint_every": [1],
     "checkpoint_clients": ["{client}", "here"],
     "dtype": ["float64"],
-    "reduction": ["reproducible"],
+    "aggregation": ["reproducible"],
     "check_replicas": [1],
     "track": ["tensorboard"],
     "seed": [2**63, 12345],

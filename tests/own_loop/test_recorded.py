@@ -2,7 +2,6 @@
 
 import collections
 import datetime
-import json
 import random
 
 import numpy as np
@@ -155,17 +154,6 @@ def test_an_object_without_state_is_refused_with_a_remedy():
     loader = torch.utils.data.DataLoader([1, 2])
     with pytest.raises(fedmpi.UserError, match=r"'data' is a DataLoader: .*fed\.batches\(loader\)"):
         fedmpi.Recording("nowhere", objects={"data": loader})
-
-
-@pytest.mark.always
-def test_objects_of_an_earlier_version_are_read():
-    described = {"one": {"items": [["kept", [1, {"tensor": 0}]]]}}
-    flat = {"objects": torch.tensor([*json.dumps(described).encode()], dtype=torch.uint8), "objects/0": torch.ones(2)}
-    holder = Holder(None)
-    objects = Objects({"one": holder})
-    objects._objects.pop("generators of the process")
-    objects.restore(flat)
-    assert holder.loaded[0] == 1 and torch.equal(holder.loaded[1], torch.ones(2))
 
 
 @pytest.mark.always

@@ -99,10 +99,10 @@ def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("reduction", ["plain", "reproducible"])
-def test_a_round_that_loses_all_its_participants_is_made_by_the_others(tmp_path, openmpi, reduction):
+@pytest.mark.parametrize("aggregation", ["mean", "reproducible"])
+def test_a_round_that_loses_all_its_participants_is_made_by_the_others(tmp_path, openmpi, aggregation):
     """In round 4 only client 2 takes part, and its rank dies in the sum, to which the other ranks add zeros."""
-    settings = ("--algorithm", "fedavg", "--clients", 3, "--participation", 0.34, "--reduction", reduction)
+    settings = ("--algorithm", "fedavg", "--clients", 3, "--participation", 0.34, "--aggregation", aggregation)
     words, variables = words_of(3, tmp_path / "lost", *settings)
     done = execute(words, env={**variables, "DIE": "2@sum:4"})
     assert done.returncode == 0, done.stderr

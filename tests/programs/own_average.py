@@ -173,9 +173,6 @@ def check_outer():
         lambda m, o: ByHand(m, lambda p: torch.optim.Adam(p, lr=0.3, betas=(0.9, 0.99), eps=0.1)),
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    runs = [{"correction": "keras"}, {"bias_correction": True}]  # the former name
-    found = [quadratic_run(lambda m, o, one=one: fedmpi.average(m, every=2, outer="adam", **one)) for one in runs]
-    assert torch.equal(found[0][0], found[1][0])
     ours = quadratic_run(lambda m, o: fedmpi.average(m, every=2, outer="adam", **settings))
     fedadam = fedmpi.algorithms.FedAdam(step_size=0.1, server_step_size=0.3, epsilon=0.1)
     trace = fedmpi.simulate(fedadam, lambda i, x, sample: 2 * (x - i), [1.0, -2.0, 0.5], SIZE, 4, 2)

@@ -1,4 +1,4 @@
-"""Federations under --reduction reproducible on 1 to 4 of the ranks, in every placement: the same bits.
+"""Federations under --aggregation reproducible on 1 to 4 of the ranks, in every placement: the same bits.
 
 Under mpirun with 4 ranks; rank 0 prints one line per algorithm with the hash of all rows and losses, or it fails.
 """
@@ -38,7 +38,7 @@ def gradient(client, x, sample):
     return (1 + 0.3 * torch.cos(client + i)) * (x - client) * 10.0 ** (client % 3) / 100 + 0.1 * torch.sin(i * sample)
 
 
-def run(name, comm, clients, colour, transport, reduction="reproducible"):
+def run(name, comm, clients, colour, transport, aggregation=Reproducible):
     """The hash of a federation's rows and losses, the same on every rank of `comm`."""
     link = MPILink(comm, transport=transport, colour=colour)
     num_clients = int(link.allgather([len(clients)]).sum())
@@ -53,8 +53,7 @@ def run(name, comm, clients, colour, transport, reduction="reproducible"):
     start = Variables(
         torch.linspace(-1, 1, DIM, dtype=torch.float64), torch.ones(3, dtype=torch.float64), ascent=ascent
     )
-    sending = Sending({"plain": Mean, "reproducible": Reproducible}[reduction]())
-    federation = Federation(getattr(algorithms, name)(), link, oracles, plan, start, sending)
+    federation = Federation(getattr(algorithms, name)(), link, oracles, plan, start, Sending(aggregation()))
     federation.start()
     losses = np.array([federation.run_round() for _ in range(ROUNDS)])
     found = hashlib.sha256(losses.tobytes())
@@ -74,22 +73,22 @@ def check(ok, what):
 
 
 def two_ranks(name, world):
-    """The hash of what two ranks compute under the plain reduction: a sum of two does not depend on its order."""
+    """The hash of what two ranks compute under the mean: a sum of two does not depend on its order."""
     comm = world.Split(0 if world.rank < 2 else MPI.UNDEFINED, world.rank)
-    found = [run(name, comm, [world.rank], None, each, "plain") for each in ("allreduce", "shared")] if comm else [""]
+    found = [run(name, comm, [world.rank], None, each, Mean) for each in ("allreduce", "shared")] if comm else [""]
     check(len({*found}) == 1, f"{name}: two ranks compute the same by every transport")
     return found[:1]
 
 
 def powers_of_two(name, world):
-    """The hash for four clients on 1, 2 and 4 ranks of a node under the plain reduction by shared memory."""
+    """The hash for four clients on 1, 2 and 4 ranks of a node under the mean by shared memory."""
     found = []
     for ranks in (1, 2, 4):
         comm = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
         if comm:
             each = 4 // ranks
             clients = range(each * world.rank, each * (world.rank + 1))
-            found.append(run(name, comm, clients, None, "shared", "plain"))
+            found.append(run(name, comm, clients, None, "shared", Mean))
     check(world.rank > 0 or len({*found}) == 1, f"{name}: as many clients on each rank, a power of two")
     return found[:1]
 

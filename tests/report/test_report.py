@@ -22,6 +22,7 @@ import yaml
 from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 
 from fedmpi.errors import UserError
+from fedmpi.own_files import make_folder
 from fedmpi.report.__main__ import _folder as files_folder
 from fedmpi.report.curves import Target, curve, final
 from fedmpi.report.live import RESTART, is_running, may_go_on, watch
@@ -48,7 +49,8 @@ def accuracy(name, seed, number):
 
 def make_run(folder, name, seed, rounds=ROUNDS, ended=True, **settings):
     """A run folder as fedmpi.train leaves it, with a course known in advance."""
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "run")
     written = {
         "rounds": ROUNDS, "seed": seed, "out": str(folder.parent), "name": folder.name, "clients": 4,
         "algorithm": {"name": name, "step_size": 0.1}, "task": {"name": "classification", "data": "digits"},
@@ -66,7 +68,7 @@ def make_run(folder, name, seed, rounds=ROUNDS, ended=True, **settings):
                 record |= {"train_loss": loss(name, seed, number), "accuracy": accuracy(name, seed, number)}
             file.write(json.dumps(record) + "\n")
     if ended:
-        (folder / "model.pt").touch()
+        (folder / "model.safetensors").touch()
     return folder
 
 
@@ -537,7 +539,7 @@ def test_watching_a_job_until_it_ends(tmp_path):
         record = {"round": 6, "loss": 0.5, "seconds": 3.0, "bytes": 18e6, "gradients": 240, "accuracy": 0.75}
         with open(run / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n" + '{"round": 7, "lo')  # a line that is still being written
-        (run / "model.pt").touch()
+        (run / "model.safetensors").touch()
         output, errors = job.communicate(timeout=LIMIT)
     assert (job.returncode, errors) == (0, "")
     assert "5/40" in output and "6/40" in output and "0.7500" in output and "complete" in output
@@ -558,7 +560,7 @@ def test_watching_follows_a_run_that_stops_and_goes_on(tmp_path):
             file.truncate(len("".join(lines[:4])))
             file.seek(0, os.SEEK_END)
             file.writelines([lines[4], lines[4].replace('"round": 5', '"round": 6')])
-        (run / "model.pt").touch()
+        (run / "model.safetensors").touch()
         output, errors = job.communicate(timeout=LIMIT)
     assert (job.returncode, errors) == (0, "")
     assert "6/40" in output and "complete" in output

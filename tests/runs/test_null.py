@@ -58,13 +58,6 @@ def test_infinite_metrics_stay_infinite(tmp_path):
     assert read_run(folder).final("perplexity") == math.inf
 
 
-def test_records_of_earlier_versions_contain_the_word_nan(tmp_path):
-    folder = recorded(tmp_path, (1.0, {}, [1.0]))
-    path = folder / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"loss": 1.0', '"loss": NaN'))
-    assert math.isnan(read_run(folder).final("loss"))
-
-
 @pytest.mark.parametrize("size", [100_000, 1_000_000])
 def test_a_record_of_any_length_is_continued(tmp_path, capsys, size):
     """With the values of so many clients."""

@@ -10,7 +10,7 @@ from test_own_files import foreign, snapshot
 from test_report import make_run
 
 from fedmpi.errors import UserError
-from fedmpi.own_files import MARK, make_folder, read_mark, write_mark
+from fedmpi.own_files import MARK, make_folder, write_mark
 from fedmpi.run_files import is_complete
 from fedmpi.sweep.__main__ import main
 from fedmpi.sweep.plan import Plan
@@ -58,25 +58,6 @@ def test_a_folder_with_the_name_of_a_run_is_refused_before_any_work(tmp_path, ru
     code, output, line = run()
     assert (code, output) == (2, "") and "seed=1: is not empty, and fedmpi did not make it" in line
     assert snapshot(tmp_path) == before
-
-
-def test_the_folder_of_an_earlier_version_is_used(tmp_path, run):
-    for seed in (0, 1):
-        make_run(tmp_path / "sweep" / f"seed={seed}", "fedavg", seed)
-    common = {"clients": "2", "holdout": "0", "rounds": "2", "task": "quadratic"}
-    (tmp_path / "sweep" / "common.yaml").write_text(yaml.safe_dump(common))
-    assert run("--rounds", "3")[0] == 2 and not (tmp_path / "sweep" / MARK).exists()
-    code, output, _ = run()
-    assert code == 0 and "0 of them still to do" in output and read_mark(tmp_path / "sweep", "sweep")
-
-
-def test_a_begun_run_of_an_earlier_version_is_continued_or_refused(tmp_path, run):
-    make_folder(tmp_path / "sweep", "sweep")
-    begun = make_run(tmp_path / "sweep" / "seed=1", "fedavg", 1, ended=False)
-    assert "seed=1: is not empty, and fedmpi did not make it" in run("--todo")[2]
-    (begun / "checkpoints" / "000001").mkdir(parents=True)
-    (begun / "checkpoints" / "000001" / "manifest.json").write_text("{}")
-    assert run("--todo")[:2] == (0, "0-1\n")
 
 
 @pytest.mark.parametrize("name", ["sweep.csv", "best.yaml", "common.yaml", "seed=0.log"])
@@ -224,14 +205,6 @@ def test_files_with_a_second_name_are_not_changed(tmp_path, run):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "sweep" / "seed=0.log").hardlink_to(tmp_path / "mine")
     assert "seed=0.log: has a second name" in run()[2] and (tmp_path / "mine").read_text() == "mine"
-
-
-def test_something_else_in_place_of_a_former_sweeps_mark_stays(tmp_path, run):
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "common.yaml").write_text("clients: '2'\nholdout: '0'\nrounds: '2'\ntask: quadratic\n")
-    (tmp_path / "sweep" / MARK).write_text("mine")
-    assert "exists, and fedmpi did not write it" in run("--todo")[2]
-    assert (tmp_path / "sweep" / MARK).read_text() == "mine"
 
 
 def test_a_search_may_begin_at_zero(tmp_path, run):

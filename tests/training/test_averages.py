@@ -10,7 +10,6 @@ from helpers import ROOT, train
 
 import fedmpi
 from fedmpi.errors import UserError
-from fedmpi.runs.comparison import problems
 from fedmpi.tasks.base import averages
 
 SIZES = (90, 30, 6)
@@ -119,16 +118,6 @@ def test_the_loss_of_an_own_task_does_not_depend_on_the_ranks(tmp_path, task):
     with torch.no_grad():
         right = torch.nn.functional.cross_entropy(model(inputs), targets, weight=scope["WEIGHTS"]).item()
     assert records[0]["test_loss"] == pytest.approx(right, rel=1e-6)
-
-
-def test_records_of_an_earlier_version_are_not_compared(silos, tmp_path):
-    data = str(silos / "silo_{client}.h5")
-    for name in ("old", "new"):
-        fedmpi.train(data=data, clients=3, algorithm="fedavg", rounds=1, out=tmp_path, name=name)
-    old = tmp_path / "old" / "metrics.jsonl"
-    old.write_text(old.read_text().replace(', "format": "2"', ""))
-    first, second = problems([fedmpi.load_run(tmp_path / name) for name in ("old", "new")])
-    assert first.label == f"{second.label}, records of an earlier version"
 
 
 def test_empty_tests_are_said_and_have_no_metrics(tmp_path, capfd):

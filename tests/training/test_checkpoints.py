@@ -12,7 +12,6 @@ import shutil
 import signal
 import time
 import types
-import zlib
 
 import final_rows
 import h5py
@@ -27,7 +26,7 @@ import fedmpi.algorithms
 import fedmpi.checkpoints.writer
 import fedmpi.tasks
 from fedmpi.algorithms import Algorithm
-from fedmpi.checkpoints.files import client_file, read_manifest, read_state, remove_checkpoints, write_manifest
+from fedmpi.checkpoints.files import read_manifest, remove_checkpoints, write_manifest
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.errors import Diverged, Stopped, UserError
@@ -401,44 +400,9 @@ def test_damage_is_named_and_the_older_checkpoint_used(run, longer, capsys, name
     assert outcome(run)[0] == longer[0]
 
 
-def write_as_format_1(folder):
-    """Rewrite a checkpoint as earlier versions of fedmpi wrote it: HDF5 files, and a list of them by their names."""
-    manifest, sizes = read_manifest(folder), {}
-    files = {client_file(None, folder.parent.parent, number, int(client), 0, ""): file
-             for client, (number, *file) in manifest["clients"].items()}  # fmt: skip
-    for path, file in {**files, folder / "server.safetensors": manifest.pop("server")}.items():
-        former = path.with_suffix(".h5")
-        with h5py.File(former, "w") as content:
-            for name, value in read_state(path, *file).items():
-                if isinstance(value, int | float):
-                    content.attrs[name] = value
-                else:
-                    content[name] = torch.as_tensor(value).numpy()
-        path.unlink()
-        sizes[former.name] = [former.stat().st_size, zlib.crc32(former.read_bytes())]
-    write_manifest(folder, {**manifest, "format": 1, "files": sizes, "clients": len(files), "lost": {}})
-
-
-def test_checkpoints_of_earlier_versions_are_continued_and_removed(run, longer, capsys):
-    for folder in (run / "checkpoints").iterdir():
-        write_as_format_1(folder)
-    former = run / "checkpoints" / "000006" / "client-0001.h5"
-    assert len([*run.rglob("*.h5")]) == 7  # with model.h5
-    content = former.read_bytes()
-    former.write_bytes(content[:-1])
-    whole = shutil.copytree(run, run.parent / "whole")
-    (whole / "checkpoints" / "000006" / former.name).write_bytes(content)
-    for folder, number in ((run, 4), (whole, 6)):
-        go(None, f"--resume {folder} --rounds 8 --eval-every 1 --checkpoint-every 7")
-        output, errors = capsys.readouterr()
-        assert f"continuing after round {number}" in output and (str(former) in errors) == (number == 4), errors
-        assert outcome(folder)[0] == longer[0] and find_checkpoints(folder) == [8, 7]
-        assert [path.name for path in folder.rglob("*.h5")] == ["model.h5"]
-
-
 def test_a_checkpoint_of_a_newer_version_names_that_version(run, capsys):
     folder = run / "checkpoints" / "000006"
-    write_manifest(folder, {**read_manifest(folder), "format": 3, "versions": {"fedmpi": "9.1"}})
+    write_manifest(folder, {**read_manifest(folder), "format": 2, "versions": {"fedmpi": "9.1"}})
     go(None, f"--resume {run} --rounds 8")
     output, errors = capsys.readouterr()
     assert "manifest.json: fedmpi 9.1 wrote it; continue with that version" in errors
@@ -606,18 +570,18 @@ def test_a_run_that_diverges_keeps_its_best_model(tmp_path, monkeypatch):
     assert not (folder / "diverged.txt").exists()
 
 
-@pytest.mark.parametrize("file", ["", "model.safetensors", "model.h5", "model.pt", "checkpoints/000005"])
+@pytest.mark.parametrize("file", ["", "model.safetensors", "model.h5", "saved.pt", "checkpoints/000005"])
 def test_a_new_run_begins_from_a_trained_model(tmp_path, files, file):
     settings = f"{SHORT} --data {files}/images.h5 --algorithm fedavg --rounds 1"
     folder = files / "runs" / "classifier"
-    if file == "model.pt":
+    if file == "saved.pt":
         from safetensors.torch import load_file
 
         torch.save(load_file(folder / "model.safetensors"), folder / file)
     found = go(tmp_path, f"{settings} --init {folder / file} --model mlp --algorithm.step_size 1e-30 --name it")
     with h5py.File(found / "model.h5") as begun, h5py.File(folder / "model.h5") as trained:
         assert begun["rows/x"][()].tobytes() == trained["rows/x"][()].tobytes()
-    (folder / "model.pt").unlink(missing_ok=True)
+    (folder / "saved.pt").unlink(missing_ok=True)
     with pytest.raises(UserError, match="^init = [^\n]+$"):
         go(tmp_path, f"{settings} --init {folder / file} --model mlp --model.hidden 7")
 
@@ -626,7 +590,7 @@ def test_a_file_that_is_no_model(tmp_path):
     (tmp_path / "it.h5").write_text("nothing")
     with pytest.raises(UserError, match=r"^init = \S+it.h5: cannot be read: [^\n]+$"):
         go(tmp_path, f"{SHORT} --init {tmp_path / 'it.h5'}")
-    with pytest.raises(UserError, match=r"none.pt: no such file; expected model.pt, "):
+    with pytest.raises(UserError, match=r"none.pt: no such file; expected model.safetensors "):
         go(tmp_path, f"{SHORT} --init {tmp_path / 'none.pt'}")
 
 

@@ -21,7 +21,7 @@ DRAWING = {"fedzo", "fafedzo"}  # directions, on the device that has the vectors
 MINMAX = {"local_sgda", "momentum_local_sgda", "fmgda", "coda", "codasca"}
 TASKS = [
     "--task auc --algorithm coda", "--task quadratic", "--task saddle_quadratic --algorithm fmgda",
-    "--reduction reproducible", "--clip_norm 0.1 --weight_decay 0.01",
+    "--aggregation reproducible", "--clip_norm 0.1 --weight_decay 0.01",
     "--private *.bias --model mlp",
 ]  # fmt: skip
 

@@ -66,8 +66,8 @@ def states(tmp_path_factory):
                 if thread.name == "checkpoint":
                     thread.join()
     for name in ("complete", "begun", "resumable"):
-        shutil.copytree(out / name, out / f"former {name}")
-        for path in [*(out / f"former {name}").rglob(".fedmpi"), out / f"former {name}" / ".lock"]:
+        shutil.copytree(out / name, out / f"unmarked {name}")
+        for path in [*(out / f"unmarked {name}").rglob(".fedmpi"), out / f"unmarked {name}" / ".lock"]:
             path.unlink()
     found = {path.name: path for path in out.iterdir()}
     assert len(found) == 6 and not find_checkpoints(found["begun"])
@@ -116,7 +116,7 @@ def test_foreign_files_survive_every_run(states, tmp_path, seeds, capsys):
             if not os.path.lexists(path) and draw.random() < 0.3 and make(draw, path)
         ]
         before = {path: image(path) for path in [*planted, outside / "file"]}
-        untouched = snapshot(it) if state.startswith("former") or state in ("foreign", "file", "link") else None
+        untouched = snapshot(it) if state.startswith("unmarked") or state in ("foreign", "file", "link") else None
         words = draw.choice(["--resume auto", "--resume auto", "", "--resume"])
         words = f"--resume {it}" if words == "--resume" else f"--out {out} --name it {words}"
         holder = lock.RunLock(it) if state in states and draw.random() < 0.15 and "lock" not in str(planted) else None
@@ -134,7 +134,7 @@ def test_foreign_files_survive_every_run(states, tmp_path, seeds, capsys):
         for path, was in before.items():
             now = [path, *(aside / path.relative_to(it) for aside in moved if path.is_relative_to(it))]
             assert any(os.path.lexists(one) and image(one) == was for one in now), f"seed {seed}, {state}: {path}"
-        if untouched and len(untouched) > 1 and state != "link" and (state not in states or "begun" in state):
+        if untouched and len(untouched) > 1 and state != "link":
             now = snapshot(it)
             lockfile = pathlib.Path(".lock")
             assert {**now, lockfile: 0} == {**untouched, lockfile: 0}, seed
@@ -145,22 +145,13 @@ def make(draw, path):
     return draw.choice([path.mkdir, path.touch, lambda: path.symlink_to("/nowhere")])() is None
 
 
-def test_a_folder_of_an_earlier_version_goes_on_and_is_marked(states, tmp_path, capsys):
-    shutil.copytree(states["former resumable"], tmp_path / "it")
-    (tmp_path / "it" / "model.pt").write_text("mine")
-    go(f"--out {tmp_path} --name it --resume auto --rounds 6 --checkpoint-every 1")
-    errors = capsys.readouterr().err
-    assert "it: an earlier version of fedmpi made it; it is marked as a run folder now" in errors
-    assert find_checkpoints(tmp_path / "it") == [6, 5] and (tmp_path / "it" / "model.pt").read_text() == "mine"
-    go(f"--resume {tmp_path / 'it'} --rounds 7")
-    assert "earlier version" not in capsys.readouterr().err
-
-
-def test_a_begun_run_of_an_earlier_version_is_not_begun_anew(states, tmp_path):
-    shutil.copytree(states["former begun"], tmp_path / "it")
+@pytest.mark.parametrize("state", ["complete", "begun", "resumable"])
+@pytest.mark.parametrize("words", ["--out {0} --name it --resume auto", "--resume {0}/it"])
+def test_a_folder_without_its_mark_is_refused_and_stays(states, tmp_path, state, words):
+    shutil.copytree(states[f"unmarked {state}"], tmp_path / "it")
     before = snapshot(tmp_path / "it")
-    with pytest.raises(UserError, match=r"it: is not empty, and fedmpi did not make it: expected a run folder, "):
-        go(f"--out {tmp_path} --name it --resume auto --rounds 4")
+    with pytest.raises(UserError, match="contains no |is not empty, and fedmpi did not make it"):
+        go(f"{words.format(tmp_path)} --rounds 6")
     assert snapshot(tmp_path / "it") == before
 
 
@@ -280,13 +271,12 @@ def test_a_backup_by_hard_links_keeps_its_checkpoint(tmp_path):
     assert before == backup.read_bytes() != path.read_bytes()
 
 
-def test_a_clients_file_goes_with_its_folder_also_that_of_an_earlier_version(tmp_path):
+def test_a_clients_file_goes_with_its_folder(tmp_path):
     folder = tmp_path / "it"
     make_folder(folder, "checkpoint")
-    for name in ("client-0000.h5", "client-0001.safetensors", "client-0002.safetensors"):
-        (folder / name).touch()
     for client in (0, 1):
-        remove_state(folder / f"client-000{client}.safetensors")
-    assert sorted(os.listdir(folder)) == [".fedmpi", "client-0002.safetensors"]
-    remove_state(folder / "client-0002.safetensors")
+        (folder / f"client-000{client}.safetensors").touch()
+    remove_state(folder / "client-0000.safetensors")
+    assert sorted(os.listdir(folder)) == [".fedmpi", "client-0001.safetensors"]
+    remove_state(folder / "client-0001.safetensors")
     assert not folder.exists()

@@ -29,7 +29,7 @@ class Columns:
         reading: a `Reading`: how fields are read.
         aliases: name of a column or of the label -> {what fields contain: the category or class that it means}.
         id: names of columns that are not learned from, and that predictions show. group: name of the column of groups.
-        label: name of the column with the classes; "" of a model that an earlier version trained.
+        label: name of the column with the classes.
     """
 
     missing: str
