@@ -17,7 +17,9 @@ DOCS = [
 
 setup(
     name="fedmpi",
-    version=re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/__init__.py").read_text(encoding="utf-8")).group(1),
+    version=re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/ground/version.py").read_text(encoding="utf-8")).group(
+        1
+    ),
     description="Cross-silo federated learning over MPI: adaptive, momentum and variance-reduced methods",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -10,6 +10,8 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from fedmpi.ground.version import __version__
+
 if TYPE_CHECKING:
     from fedmpi import algorithms
     from fedmpi.aggregation.sending import Sending
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from fedmpi.tasks.custom import Task
     from fedmpi.train import train
 
-__version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "Exchange",

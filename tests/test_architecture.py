@@ -12,6 +12,7 @@ from helpers import ROOT, execute
 
 # From the ground up: a room imports those in earlier lines only, and its own modules.
 FLOORS = [
+    ["ground"],
     ["text"],
     ["errors"],
     ["settings", "streams", "own_files", "part", "theory"],
@@ -40,6 +41,7 @@ KEYWORD_FUNCTIONS = {"average", "join", "simulate", "train"}
 THEOREMS = "fedmpi.theory"  # as many as a theorem has constants
 MAX_PARAMETERS = 8
 MAX_TOP_LEVEL = 11
+MAX_ARROWS = 236
 
 # Words that are not the field's, or have several meanings -> better ones.
 UNCLEAR = {
@@ -121,6 +123,15 @@ def test_no_module_imports_one_above_it():
                 highest = height(name) if room(module) == room(name) else height(name) - 1
                 wrong += [] if height(module) <= highest else [f"{name}, line {line} imports {module}"]
     assert not wrong, "\n".join(wrong)
+
+
+def test_few_arrows_lead_from_room_to_room():
+    """An arrow: files of one room import files of another one."""
+    rooms = {name: room(name) or "fedmpi" for name in SOURCES if name.startswith("fedmpi")}
+    arrows = {(rooms[name], rooms[module]) for name in rooms for module, _ in imports(name) if module in rooms}
+    number = len([arrow for arrow in arrows if arrow[0] != arrow[1]])
+    print(f"{number} arrows between {len(set(rooms.values()))} rooms")
+    assert number <= MAX_ARROWS
 
 
 def test_no_imports_form_a_circle():

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import fedmpi.aggregation
-import fedmpi.aggregation.codecs
-import fedmpi.aggregation.stages
+from fedmpi import aggregation as own_aggregations
+from fedmpi.aggregation import codecs as own_codecs
+from fedmpi.aggregation import stages as own_stages
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.coded import AsRead, MeanOfSlices, MeanOfWords
@@ -119,9 +119,9 @@ def chosen(aggregation: Any, stages: Any, codec: Any = None, faulty: str = "end"
         raise UserError(
             f"stages is a {type(stages).__name__}: expected a list of names or objects, like ['norm_bound']"
         )
-    whole = _made("aggregation", aggregation, fedmpi.aggregation, Aggregation)
-    made = tuple(_made("stage", stage, fedmpi.aggregation.stages, Stage) for stage in stages)
-    written = None if codec in (None, "none") else _made("codec", codec, fedmpi.aggregation.codecs, Codec)
+    whole = _made("aggregation", aggregation, own_aggregations, Aggregation)
+    made = tuple(_made("stage", stage, own_stages, Stage) for stage in stages)
+    written = None if codec in (None, "none") else _made("codec", codec, own_codecs, Codec)
     return Sending(whole, made, written, faulty)
 
 

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import torch
 
-import fedmpi.comm.transports
+from fedmpi.comm import transports
 from fedmpi.comm.comparison import average_differs, combination_differs
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.neighbour import exit_at_once
@@ -67,7 +67,7 @@ class MPILink(Link):
         self.roll_call, self._survivors = None, None
         self.members, self.lost_in = tuple(range(self.size)), {}
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
-        classes = sorted(known(fedmpi.comm.transports, Transport).values(), key=lambda cls: -cls.preference)
+        classes = sorted(known(transports, Transport).values(), key=lambda cls: -cls.preference)
         # In the order in which they are asked whether they own a block: Allreduce, which owns any, is the last.
         self._transports = {cls: cls(self.topology) for cls in classes}
 

@@ -6,12 +6,11 @@ commands; load it from the shell's start file.
 
 import argparse
 import importlib
-import pathlib
 import re
 import sys
 
-import fedmpi
 from fedmpi.errors import UserError
+from fedmpi.ground.version import PACKAGE
 from fedmpi.program.parser import Parser
 from fedmpi.program.single import run_single
 
@@ -43,7 +42,7 @@ def _run(arguments):
 
 def _parsers():
     """Program -> the argparse parser of its options."""
-    folder = pathlib.Path(fedmpi.__file__).parent
+    folder = PACKAGE
     programs = {path.parent.name: importlib.import_module(f"fedmpi.{path.parent.name}.__main__")
                 for path in folder.glob("*/__main__.py")}  # fmt: skip
     found = {name: program.make_parser() for name, program in programs.items() if hasattr(program, "make_parser")}
@@ -52,7 +51,7 @@ def _parsers():
 
 def _training():
     """A parser of every setting of training: the run's, and those of all classes."""
-    import fedmpi.aggregation.stages
+    from fedmpi.aggregation import stages
     from fedmpi.aggregation.stages.base import Stage
     from fedmpi.config.build import CHOICES
     from fedmpi.config.grammar import FLAGS, SHORT
@@ -65,7 +64,7 @@ def _training():
     for group, of_group in classes.items():
         for cls in of_group.values():
             settings |= declared_settings({group: cls})
-    for name, cls in known(fedmpi.aggregation.stages, Stage).items():
+    for name, cls in known(stages, Stage).items():
         settings |= declared_settings({f"stages.{name}": cls})
     parser = argparse.ArgumentParser(add_help=False)
     for setting in settings.values():

@@ -18,14 +18,9 @@ import typing
 
 from torch import nn
 
-import fedmpi.aggregation
-import fedmpi.aggregation.codecs
-import fedmpi.aggregation.stages
-import fedmpi.algorithms
-import fedmpi.data.partitions
-import fedmpi.models
-import fedmpi.oracles
-import fedmpi.tasks
+from fedmpi import aggregation, algorithms, models, oracles, tasks
+from fedmpi.aggregation import codecs
+from fedmpi.aggregation import stages as own_stages
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.sending import Sending
@@ -50,6 +45,7 @@ from fedmpi.config.help import declared_settings, help_text, list_text
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
 from fedmpi.config.run import RunSettings
+from fedmpi.data import partitions
 from fedmpi.data.partitions.base import Partition
 from fedmpi.errors import UserError
 from fedmpi.oracles import OracleKind
@@ -100,13 +96,13 @@ class Choice(typing.NamedTuple):
 
 
 CHOICES = {
-    "algorithm": Choice(fedmpi.algorithms, Algorithm, "fafed"),
-    "task": Choice(fedmpi.tasks, BaseTask, "classification"),
-    "oracle": Choice(fedmpi.oracles, OracleKind, "autograd"),
-    "model": Choice(fedmpi.models, nn.Module, None),
-    "partition": Choice(fedmpi.data.partitions, Partition, "even"),
-    "aggregation": Choice(fedmpi.aggregation, Aggregation, "mean"),
-    "codec": Choice(fedmpi.aggregation.codecs, Codec, None),
+    "algorithm": Choice(algorithms, Algorithm, "fafed"),
+    "task": Choice(tasks, BaseTask, "classification"),
+    "oracle": Choice(oracles, OracleKind, "autograd"),
+    "model": Choice(models, nn.Module, None),
+    "partition": Choice(partitions, Partition, "even"),
+    "aggregation": Choice(aggregation, Aggregation, "mean"),
+    "codec": Choice(codecs, Codec, None),
 }
 STAGES = "stages"  # the group of which several classes are chosen: --stages a,b, with settings like --stages.a.bound
 
@@ -177,7 +173,7 @@ def _choose(group, name, chosen):
 def _choose_stages(text):
     """The classes of ``--stages``: names separated by commas, or a list in a file."""
     names = [] if text in (None, "null") else [name for name in re.split(r"[\s,\[\]\"']+", text) if name]
-    return [find("stage", name, fedmpi.aggregation.stages, Stage) for name in names]
+    return [find("stage", name, own_stages, Stage) for name in names]
 
 
 def _texts(assignments, settings, classes):
@@ -361,7 +357,7 @@ def _fields(instance):
 
 def _stage_name(cls):
     """See `_written_name`."""
-    ours = known(fedmpi.aggregation.stages, Stage)
+    ours = known(own_stages, Stage)
     return command_name(cls) if ours.get(command_name(cls)) is cls else f"{cls.__module__}.{cls.__qualname__}"
 
 

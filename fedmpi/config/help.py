@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import typing
 
-import fedmpi.aggregation.stages
+from fedmpi.aggregation import stages
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.config.run import RunSettings
 from fedmpi.errors import UserError
@@ -81,7 +81,7 @@ def list_text(wanted, choices):
         return costs.table()
     if group == "preset":
         return table([(name, summary(name)) for name in preset_names()], indent="")
-    package, base = (fedmpi.aggregation.stages, Stage) if group == "stage" else choices[group][:2]
+    package, base = (stages, Stage) if group == "stage" else choices[group][:2]
     classes = known(package, base)
     return table([(name, (cls.__doc__ or "").strip().split("\n")[0]) for name, cls in classes.items()], indent="")
 

@@ -1,3 +1,3 @@
 """Checks of machines and job before a run: ``python -m fedmpi.doctor``."""
 
-import fedmpi.program  # noqa: F401  before torch, whose threads read how to wait
+from fedmpi import program  # noqa: F401  before torch, whose threads read how to wait

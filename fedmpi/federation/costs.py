@@ -12,7 +12,7 @@ import types
 
 import torch
 
-import fedmpi.algorithms
+from fedmpi import algorithms
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.federation.participation import Plan
@@ -91,7 +91,7 @@ def cost(algorithm):
 def table():
     """The costs of all algorithms as text, one line for each."""
     costs, failing = [], []
-    for name, cls in known(fedmpi.algorithms, Algorithm).items():
+    for name, cls in known(algorithms, Algorithm).items():
         try:
             costs.append(cost(cls))
         except Exception as error:  # noqa: BLE001  a plug-in's class can raise anything

@@ -8,12 +8,12 @@ import platform
 import numpy as np
 import torch
 
-import fedmpi
+from fedmpi.ground.version import PACKAGE, __version__
 
 
 def versions():
     """Name -> version of what a run's bits depend on."""
-    found = {"fedmpi": fedmpi.__version__, "python": platform.python_version()}
+    found = {"fedmpi": __version__, "python": platform.python_version()}
     return found | {"torch": torch.__version__, "numpy": np.__version__}
 
 
@@ -21,7 +21,7 @@ def versions():
 def source_digest():
     """Eight characters that differ if the Python files of two installations differ."""
     digest = hashlib.sha256()
-    for folder, folders, names in os.walk(os.path.dirname(fedmpi.__file__)):
+    for folder, folders, names in os.walk(PACKAGE):
         folders.sort()
         for name in sorted(name for name in names if name.endswith(".py")):
             with open(f"{folder}/{name}", "rb") as file:

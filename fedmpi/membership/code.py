@@ -27,9 +27,9 @@ import types
 import numpy as np
 import torch
 
-import fedmpi
 from fedmpi.comm.agreement import difference
 from fedmpi.errors import AgreedUserError
+from fedmpi.ground.version import PACKAGE
 from fedmpi.text import Log, short
 
 log = Log(__name__)
@@ -369,7 +369,7 @@ def _is_installed_file(path):
 @functools.cache
 def _installed_folders():
     paths = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += [site.getusersitepackages(), os.path.dirname(fedmpi.__file__)]
+    paths += [site.getusersitepackages(), str(PACKAGE)]
     return tuple({os.path.join(path, "") for path in [*paths, *map(os.path.realpath, paths)]})
 
 

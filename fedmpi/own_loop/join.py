@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-import fedmpi.algorithms
+from fedmpi import algorithms
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
 from fedmpi.algorithms.base import Algorithm
@@ -111,7 +111,7 @@ def join(
 def _make_algorithm(algorithm: Any, settings: dict[str, Any]) -> Algorithm:
     """An `Algorithm` from a name, class or instance and its settings."""
     if isinstance(algorithm, str):
-        algorithm = find("algorithm", algorithm, fedmpi.algorithms, Algorithm)
+        algorithm = find("algorithm", algorithm, algorithms, Algorithm)
     cls: Any = algorithm if isinstance(algorithm, type) else type(algorithm)
     if not issubclass(cls, Algorithm):
         raise UserError(f"algorithm is a {type(algorithm).__name__}: expected a name like 'fafed', or an Algorithm")

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import fedmpi
 from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.errors import STOPPED, AgreedUserError, UserError
 from fedmpi.federation.losses import PAUSED
+from fedmpi.ground.version import __version__
 from fedmpi.oracles.architecture import as_json
 from fedmpi.own_loop.objects import Objects
 from fedmpi.own_loop.passes import Passes
@@ -273,7 +273,7 @@ class Recorded:
         own, values = ({name: value for name, value in of.items() if name not in frozen} for of in (own, values))
         if is_private:
             agree(link, lambda: save_client_model(folder / CLIENT_MODEL.format(client=link.rank), own))
-        facts: dict[str, Any] = {"fedmpi": fedmpi.__version__, "task": TASK, "model": None, "input": {}}
+        facts: dict[str, Any] = {"fedmpi": __version__, "task": TASK, "model": None, "input": {}}
         facts["architecture"] = as_json(loop._flat.architecture, loop._flat.module)
         facts |= {"frozen": frozen} if frozen else {}
         agree(link, lambda: recorder and save_model(recorder.folder, values, None, facts))

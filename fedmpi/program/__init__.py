@@ -3,8 +3,8 @@
 import os
 import sys
 
-import fedmpi
 from fedmpi.comm.process import started_by
+from fedmpi.ground.version import __version__
 
 
 def _say_interrupted(kind, error, trace):
@@ -27,7 +27,7 @@ def say_starting(arguments):
 
         make_output_safe()
         write_past_launcher()  # a reader may be gone after this line
-        print(f"fedmpi {fedmpi.__version__} is starting", flush=True)
+        print(f"fedmpi {__version__} is starting", flush=True)
 
 
 def is_own_program():

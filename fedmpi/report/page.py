@@ -8,8 +8,8 @@ import statistics
 
 import jinja2
 
-from fedmpi import __version__
 from fedmpi.config.run import role, roles
+from fedmpi.ground.version import __version__
 from fedmpi.report.curves import best_of, clearly_best, final, lead, metrics_of
 from fedmpi.runs.comparison import distinguishes_methods, setting_in_words
 from fedmpi.runs.record import less_is_better, title

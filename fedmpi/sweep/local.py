@@ -159,7 +159,7 @@ class _Job(_Log):
         self._code = None
         words = [f"--ranks={ranks}", *plan.arguments(run), "--resume=auto"]
         if ranks == 1 and not launcher and sys.platform == "linux":
-            import fedmpi.config.build  # noqa: F401  loads torch
+            from fedmpi.config import build  # noqa: F401  loads torch
 
             self._process = _Forked(target=_train, args=(words, log.fileno()))
             with contextlib.suppress(OSError):  # no memory for a second process as large as this one

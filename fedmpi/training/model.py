@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-import fedmpi
 from fedmpi.comm.agreement import agree
 from fedmpi.errors import UserError
 from fedmpi.federation.nested import flatten
+from fedmpi.ground.version import __version__
 from fedmpi.membership.equality import digest
 from fedmpi.models import find_model
 from fedmpi.oracles.architecture import unwrapped
@@ -84,7 +84,7 @@ def model_class(config, task):
 def describe_model(config, task):
     """The content of model.json, see `fedmpi.runs.model_files`."""
     constructor = task.constructor(model_class(config, task), config.model_settings)
-    facts = {"fedmpi": fedmpi.__version__, "task": command_name(type(config.task)), "model": constructor}
+    facts = {"fedmpi": __version__, "task": command_name(type(config.task)), "model": constructor}
     return {**facts, **task.describe_inputs()}
 
 

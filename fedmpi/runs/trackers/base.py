@@ -3,9 +3,9 @@
 import abc
 import importlib
 
-import fedmpi.runs.trackers
 from fedmpi.errors import UserError
 from fedmpi.registry import find
+from fedmpi.runs import trackers
 from fedmpi.runs.record import AMOUNTS
 
 
@@ -63,7 +63,7 @@ def make_trackers(names):
         UserError: if one is unknown or cannot be used here.
     """
     names = [name.strip() for name in (names or "").split(",") if name.strip()]
-    return [find("tracker", name, fedmpi.runs.trackers, Tracker)() for name in names]
+    return [find("tracker", name, trackers, Tracker)() for name in names]
 
 
 def titled(record):

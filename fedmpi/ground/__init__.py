@@ -1,0 +1,1 @@
+"""What everything stands on: nothing of fedmpi's is imported here."""
