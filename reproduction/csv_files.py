@@ -8,7 +8,6 @@ from fedmpi.errors import UserError
 from fedmpi.own_files import replacing
 from fedmpi.text import short
 
-NEWER = ("threads",)  # files of earlier versions lack them
 RESTORE = "restore the file (git checkout), or remove it and make the runs again"  # if it is damaged
 
 
@@ -44,7 +43,7 @@ def read_rows(path, columns=()):
     """The rows of a CSV file as dicts of text; [] if there is no such file.
 
     Args:
-        columns: names of those that it must have, but for `NEWER` ones.
+        columns: names of those that it must have.
 
     Raises:
         UserError: if it is damaged.
@@ -62,7 +61,7 @@ def read_rows(path, columns=()):
     rows = []
     try:
         header = next(lines, [])
-        if lacking := [name for name in columns if name not in (*header, *NEWER)]:
+        if lacking := [name for name in columns if name not in header]:
             raise damaged(path, 0, f"no column {lacking[0]}")
         if len(set(header)) < len(header):
             raise damaged(path, 0, "two columns have the same name")

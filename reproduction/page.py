@@ -13,7 +13,7 @@ from reproduction import equal_cost, grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
 from reproduction.length import lengths, nearest, section
-from reproduction.results import in_any_order, paths, read_results
+from reproduction.results import paths, read_results
 from reproduction.running import ON_GPU
 from reproduction.strength import graded
 
@@ -275,11 +275,10 @@ def _grids(experiment, scale):
 
 def _settings(results, runs_file):
     """Lines with the settings of every method; [] of results without them."""
-    names, texts = {}, {}  # (method, settings) -> panels; (method, settings in any order) -> the first row's text
+    names = {}  # (method, settings) -> panels
     for row in results.runs:
-        if row.get("settings"):
-            settings = texts.setdefault((row["method"], in_any_order(row["settings"])), row["settings"])
-            names.setdefault((row["method"], settings), {})[row["panel"]] = None
+        if row["settings"]:
+            names.setdefault((row["method"], row["settings"]), {})[row["panel"]] = None
     if not names:
         return []
     panels = len(results.panels)
@@ -384,4 +383,4 @@ def _first(row):
 
 def _distinct(results, key):
     """The different values of a column of the runs, in the order of their first."""
-    return list(dict.fromkeys(row[key] for row in results.runs if row.get(key)))
+    return list(dict.fromkeys(row[key] for row in results.runs if row[key]))

@@ -35,12 +35,6 @@ ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 STATES = ("complete", "diverged")
 DERIVED = {"training_perplexity": "train_loss"}  # metrics that are computed from another one, and are in no file
-FORMER = {  # a setting in earlier files -> the same in today's words; None: there is no other choice any more
-    "first_step plain": None,
-    "sync_order paper": None,
-    "prev_grad_scale 1.0": None,
-    "bias_correction False": "correction none",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +212,7 @@ def _is_made_with(row, command):
     wanted = _settings_of_command(command)
     # The algorithm's are compared with those that the run recorded: a preset's values may have changed since then.
     todays = _settings_text({key: json.loads(text) for key, text in wanted.items()})
-    if in_any_order(row["settings"]) != in_any_order(todays):
+    if row["settings"] != todays:
         return False
     try:
         made = _settings_of_command(row["command"])
@@ -305,17 +299,6 @@ def _settings_text(settings):
     return ", ".join(f"{name} {value}" for name, value in its.items() if value is not None)
 
 
-def _in_todays_words(settings):
-    """The text of `_settings_text` of an earlier version, as today's has it but for the order."""
-    parts = settings.split(", ")
-    return ", ".join(filter(None, (FORMER.get(part, part) for part in parts)))
-
-
-def in_any_order(settings):
-    """A row's settings as a set, to compare them: an algorithm may have listed its settings in another order."""
-    return frozenset(settings.split(", "))
-
-
 def _text(value):
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
@@ -369,7 +352,6 @@ def _read_files(files, scale, is_known, states):
             raise damaged(runs_path, number, f"seed {row['seed']} of {row['method']} on {row['panel']} is there twice")
         if row["state"] not in STATES:
             raise damaged(runs_path, number, f"state: expected one of {', '.join(STATES)}, not {row['state']}")
-        row["settings"] = _in_todays_words(row["settings"])
         settings = {"algorithm": row["method"], "seed": whole_number(runs_path, number, row, "seed")}
         _check_seconds(runs_path, number, row)
         is_complete = row["state"] == "complete"

@@ -36,7 +36,6 @@ FIRST_RUN, FIRST_SETTINGS = "first", "first.json"  # the run before all others, 
 OF_MAKER = ("commit", "torch", "made_by")  # are always in it
 PLAN = "# Written by reproduction --emit-slurm, which replaces this file.\n"
 ASIDE = re.compile(r"\.old-\d+$")  # ends the name of a run that was set aside
-SIGNATURE_OF_PLAN = b" --emit-slurm, which replaces this file.\n"  # also in those of earlier versions
 EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # decide which rounds and samples the curves have
 TEMPLATE = pathlib.Path(fedmpi.__file__).parent / "slurm" / "sweep.sbatch"
 
@@ -162,7 +161,7 @@ def _ranks_with_a_client(plan, ranks):
 
 def _own_folder(folder):
     try:
-        own_sweep_folder(folder, lambda: set(OF_MAKER) <= set(_read(folder / MAKER)))
+        own_sweep_folder(folder, is_former=lambda: False)
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
 
@@ -374,7 +373,7 @@ def emit_slurm(planning, how, path):
     file = plan.out / "plan.yaml"
     words = [f"--out={plan.out}", f"--plan={file}", "--metric=train_loss"]
     try:
-        with replacing(file, SIGNATURE_OF_PLAN) as part:
+        with replacing(file, PLAN.encode()) as part:
             part.write_text(PLAN + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         _record_missing(plan)
         known = _known(dataclasses.replace(how, ranks=ranks))

@@ -22,10 +22,10 @@ from reproduction.results import grid_path, read_results
 from reproduction.strength import AHEAD, HOLDS, agreement, graded
 from reproduction.tuning import read_grid
 
-# The pages of all results, with words by which they are known as ours, and those that the last versions wrote.
+# The pages of all results, with words by which they are known as ours.
 PAGES = {
     "README.md": b"Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all",
-    "claims.md": b"# All claims and comparisons\n\nMade by `python -m ",
+    "claims.md": b"# All claims and comparisons\n\nMade by `python -m reproduction --pages`.",
 }
 HEAD = """\
 # All claims and comparisons

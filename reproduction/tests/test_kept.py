@@ -67,7 +67,7 @@ def test_a_changed_first_run_is_noticed_after_its_folder_was_deleted(tmp_path):
 @pytest.mark.rarely("reproduction", "fedmpi/algorithms", "fedmpi/config", "fedmpi/presets", "fedmpi/settings.py")
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_seed_can_be_added_to_all_committed_results(scale):
-    """Settings may be renamed after the runs, or compiled for a GPU; what was run is still what would be run."""
+    """Also to runs that were compiled for a GPU: what was run is still what would be run."""
     runs = pathlib.Path("runs")
     how = How(ranks=1, at_a_time=1, threads=1, launch=None, compile=None, data_dir=None, out=runs, command="")
     num_added = 0

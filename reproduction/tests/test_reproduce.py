@@ -34,11 +34,10 @@ from reproduction.results import (
     RUN_COLUMNS,
     Results,
     grid_path,
-    left_to_make,
     paths,
     read_results,
 )
-from reproduction.running import How, plan_runs, was_continued
+from reproduction.running import was_continued
 from reproduction.strength import AHEAD
 from reproduction.summary import PAGES, Row, _count, _outcomes, _with_ends, texts
 
@@ -703,11 +702,3 @@ def test_what_stands_beside_the_outcomes_has_the_verdicts_on_our_questions():
     assert len(said) == 2
     for verdict, anchor, counts in said:
         assert f"(claims.md#{anchor}) ({verdict}: {counts})" in of_claims
-
-
-def test_committed_runs_of_fafed_are_made_with_the_settings_that_it_has_now(tmp_path):
-    """Their file also has three settings that FAFED had then, with the paper's values."""
-    one = next(one for one in EXPERIMENTS if one.name == "fafed_theorem1")
-    planning = plan_runs({}, one.points("small"), [0], tmp_path, How(1, 1, 1, None, None, None, tmp_path, ""))
-    assert "FAFED" in {point.method for point, _ in planning.points.values()}
-    assert left_to_make(RESULTS, one, "small", planning).plan.runs == []
