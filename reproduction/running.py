@@ -161,7 +161,7 @@ def _ranks_with_a_client(plan, ranks):
 
 def _own_folder(folder):
     try:
-        own_sweep_folder(folder, is_former=lambda: False)
+        own_sweep_folder(folder)
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written: {error.strerror}") from None
 
