@@ -104,6 +104,17 @@ ALONE = "FEDMPI_TEST_ALONE"  # the variable that says so to that pytest
 SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")
 
 
+@pytest.fixture
+def one_thread():
+    """Loops that are not recorded take as many threads as cores are free, and bits depend on that."""
+    import torch  # most tests' processes do without it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["default", pytest.param("openmpi", marks=SECOND_MPI)])
 def any_mpi(request):
     """Each MPI in turn, as a name for `start`."""

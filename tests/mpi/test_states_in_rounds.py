@@ -12,6 +12,7 @@ from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.stages.norm_bound import NormBound
 
 Q, STEPS = 3, 15
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -107,14 +108,6 @@ def check_same(found, expected):
     for name, value in expected.items():
         is_same = torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
         assert is_same, name
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.mpi

@@ -15,15 +15,7 @@ from fedmpi.aggregation.stages import Stage
 from fedmpi.aggregation.stages.norm_bound import NormBound
 
 WHOLE = torch.eye(3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Loops that are not recorded take as many threads as cores are free, and bits depend on that."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def begin(door, sending, private=None):
