@@ -106,11 +106,11 @@ def main():
                 comm.Free()
                 expected = expected or found
             check(not takes_part or found == expected or world.rank > 0, f"{name}, {clients}, {transport}")
-        plain = [*two_ranks(name, world), *powers_of_two(name, world)]
-        again = [run(name, world, range(w, CLIENTS, 4), None, "auto", "plain") for w in [world.rank] * 2]
+        of_means = [*two_ranks(name, world), *powers_of_two(name, world)]
+        again = [run(name, world, range(w, CLIENTS, 4), None, "auto", Mean) for w in [world.rank] * 2]
         check(again[0] == again[1], f"{name}: the same command gives the same bits")
         if world.rank == 0:
-            print("same bits:", name, expected, *plain, flush=True)
+            print("same bits:", name, expected, *of_means, flush=True)
 
 
 if __name__ == "__main__":
