@@ -6,6 +6,7 @@ import re
 from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/ground/version.py").read_text(encoding="utf-8")).group(1)
 # Every program has a command: python -m fedmpi.sweep is also fedmpi-sweep.
 PROGRAMS = ["train", *sorted(path.parent.name for path in (HERE / "fedmpi").glob("*/__main__.py"))]
 MAINS = {name: f"fedmpi.{name}" if name == "train" else f"fedmpi.{name}.__main__" for name in PROGRAMS}
@@ -17,9 +18,7 @@ DOCS = [
 
 setup(
     name="fedmpi",
-    version=re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/ground/version.py").read_text(encoding="utf-8")).group(
-        1
-    ),
+    version=VERSION,
     description="Cross-silo federated learning over MPI: adaptive, momentum and variance-reduced methods",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

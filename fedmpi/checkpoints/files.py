@@ -31,6 +31,7 @@ FORMAT = 1  # of the manifest and the files
 # Names of a checkpoint's files; the last is of a manifest that was being written when a process was killed.
 FILES = re.compile(r"manifest\.json(\.part)?|(server|client-\d{4,})\.safetensors|\.[0-9a-f]{16}\.json")
 TYPES = {"versions": dict, "round": int, "layout": list, "records": int, "settings": dict}
+TYPES |= {"architecture": dict, "run_name": str}
 PIECE = 8 << 20  # bytes that are written at once, while their checksum is computed
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
           torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",

@@ -42,9 +42,8 @@ def _run(arguments):
 
 def _parsers():
     """Program -> the argparse parser of its options."""
-    folder = PACKAGE
     programs = {path.parent.name: importlib.import_module(f"fedmpi.{path.parent.name}.__main__")
-                for path in folder.glob("*/__main__.py")}  # fmt: skip
+                for path in PACKAGE.glob("*/__main__.py")}  # fmt: skip
     found = {name: program.make_parser() for name, program in programs.items() if hasattr(program, "make_parser")}
     return {**found, "train": _training()}
 

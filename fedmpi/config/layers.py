@@ -6,7 +6,6 @@ import pathlib
 from fedmpi.config.grammar import (
     INSTEAD,
     assignments_of,
-    check_repeated,
     last_text,
     merge,
     parse_command_line,
@@ -66,7 +65,6 @@ def read_layers(arguments):
             taken.append(f"{path.parent} exists: the new run folder gets a number (--name chooses another name)")
             del settings["name"]
         layers.append(assignments_of(settings, f"{flag} {path}"))
-        check_repeated([key for key, _ in layers[-1]], lambda key: key, f"{flag} {path}")
         paper = its_paper or paper
     notes = taken if last_text(assignments, "name") is None else []
     return Layers([*layers, assignments], flags, paper, notes, [f"{flag} {path}" for flag, path in files])

@@ -69,7 +69,7 @@ CLIENTS_KEY = "clients"  # in a record: metric -> a list with each client's valu
 TABLES_KEY = "tables"  # in a record: metric -> {"classes": names, "values": a vector or matrix as nested lists}
 # In the first evaluated record, and when it changes: {"classes": names, "values": [N][classes] numbers of test cases}.
 CASES_KEY = "cases"
-FORMAT_KEY, FORMAT = "format", "2"  # in a record with metrics
+FORMAT_KEY, FORMAT = "format", "2"  # in a record with metrics, for readers of several versions
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
 # In names of other metrics.
 LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm", "brier")

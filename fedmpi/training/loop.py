@@ -173,8 +173,9 @@ class _Progress:
 
     def restore(self, state):
         """Take what `state` gave; raises `UserError` if it is something else."""
-        if any(not isinstance(state.get(name), int | float) for name in ("seconds", "evaluation_seconds")):
-            raise UserError(f"the checkpoint's {SERVER_STATE}: has no seconds: expected what fedmpi wrote")
+        names = ("seconds", "evaluation_seconds", *self.early_stopping.state())
+        if missing := [name for name in names if not isinstance(state.get(name), int | float)]:
+            raise UserError(f"the checkpoint's {SERVER_STATE}: has no {missing[0]}: expected what fedmpi wrote")
         self._began = time.perf_counter() - state["seconds"]
         self.evaluation_seconds = state["evaluation_seconds"]
         self.early_stopping.restore(state)

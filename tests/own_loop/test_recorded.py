@@ -198,6 +198,28 @@ def test_what_a_resumed_loop_cannot_do_is_said(tmp_path):
     assert "lr is 0.2 in the program, 0.05 when the run began, and 0.03" in other.stderr, other.stderr
 
 
+@pytest.mark.parametrize(("name", "match"), [(".fedmpi", "contains no .fedmpi"), ("metrics.jsonl", "is a link")])
+def test_a_folder_with_a_link_or_without_its_mark_is_not_continued(tmp_path, name, match):
+    def loop():
+        model = nn.Linear(2, 1)
+        fed = fedmpi.average(model, every=1, record=fedmpi.Recording(tmp_path / "it", resume=True, checkpoint_every=1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.ones(4, 2)).square().sum().backward()
+        optimizer.step()
+        fed.step()
+        fed.finish()
+
+    loop()
+    loop()
+    (tmp_path / "it" / name).rename(tmp_path / "elsewhere")
+    if name != ".fedmpi":
+        (tmp_path / "it" / name).symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises(UserError, match=match):
+        loop()
+    assert (tmp_path / "elsewhere").read_bytes() == before
+
+
 def test_a_loader_whose_place_is_unknown_is_named(tmp_path):
     ended = resumed(tmp_path, "plain", "SIGTERM", 2)
     assert "this loop reads a DataLoader by itself (3 batches of a pass" in ended.stderr, ended.stderr
