@@ -7,9 +7,10 @@ from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/ground/version.py").read_text(encoding="utf-8")).group(1)
-# Every program has a command: python -m fedmpi.sweep is also fedmpi-sweep.
-PROGRAMS = ["train", *sorted(path.parent.name for path in (HERE / "fedmpi").glob("*/__main__.py"))]
-MAINS = {name: f"fedmpi.{name}" if name == "train" else f"fedmpi.{name}.__main__" for name in PROGRAMS}
+# Every program has a command: python -m fedmpi.cli.sweep is also fedmpi-sweep.
+PROGRAMS = sorted(path.parent.name for path in (HERE / "fedmpi/cli").glob("*/__main__.py"))
+MAINS = {name: f"fedmpi.cli.{name}.__main__" for name in PROGRAMS}
+MAINS |= {"train": "fedmpi.train", "data": "fedmpi.prepare.__main__"}
 DOCS = [
     "mkdocs>=1.6,<2",  # the pages
     "mkdocs-material>=9.5",  # their look

@@ -9,7 +9,7 @@ from mkdocs.structure.files import File
 import fedmpi
 from fedmpi.config.build import CHOICES
 from fedmpi.config.help import FLAG_HELP, declared_settings, type_name
-from fedmpi.registry import known
+from fedmpi.ground.registry import known
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ELSEWHERE = {
@@ -52,7 +52,7 @@ def on_files(files, config):
 
 def api_page():
     """What a program may use, from the docstrings, as a page that mkdocstrings fills."""
-    names = {"train": "train.train", "load": "load", "load_run": "load_run"}
+    names = {"train": "cli.train.train", "load": "load", "load_run": "load_run"}
     names |= {name: f"{module}.{name}"[len("fedmpi.") :] for name, module in sorted(fedmpi._DEFINED_IN.items())}
     names |= {"Run": "training.api.Run", "RunFolder": "runs.folder.RunFolder", "figure": "report.figure"}
     parts = [f"::: fedmpi.{path}\n    options: {{heading: {name}, toc_label: {name}}}" for name, path in names.items()]

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from fedmpi import algorithms
     from fedmpi.aggregation.sending import Sending
     from fedmpi.algorithms.base import Algorithm, Exchange
-    from fedmpi.errors import UserError
     from fedmpi.federation.rounds import Federation
     from fedmpi.federation.simulate import simulate
+    from fedmpi.ground.errors import UserError
+    from fedmpi.ground.settings import setting
     from fedmpi.own_loop.average import average
     from fedmpi.own_loop.join import join
     from fedmpi.own_loop.recording import Recording
     from fedmpi.runs.folder import RunFolder
-    from fedmpi.settings import setting
     from fedmpi.tasks.custom import Task
     from fedmpi.train import train
 
@@ -52,10 +52,10 @@ _DEFINED_IN = {
     "Recording": "fedmpi.own_loop.recording",
     "Sending": "fedmpi.aggregation.sending",
     "Task": "fedmpi.tasks.custom",
-    "UserError": "fedmpi.errors",
+    "UserError": "fedmpi.ground.errors",
     "average": "fedmpi.own_loop.average",
     "join": "fedmpi.own_loop.join",
-    "setting": "fedmpi.settings",
+    "setting": "fedmpi.ground.settings",
     "simulate": "fedmpi.federation.simulate",
 }
 _MODULES = ("algorithms", "train")
@@ -65,7 +65,7 @@ if sys.path[0] in ("", os.getcwd()) and any(
 ):
     sys.path.append(sys.path.pop(0))  # a program's modules are found before the user's random.py or queue.py here
 if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):  # a worker of spawn or forkserver
-    importlib.import_module("fedmpi.comm.process").leave_job()
+    importlib.import_module("fedmpi.comm.start.process").leave_job()
 
 
 def load_run(folder: str | os.PathLike[str]) -> "RunFolder":
@@ -121,8 +121,8 @@ def _path(folder: Any) -> pathlib.Path:
     try:
         return pathlib.Path(folder)
     except TypeError:
-        from fedmpi.errors import UserError
-        from fedmpi.text import short
+        from fedmpi.ground.errors import UserError
+        from fedmpi.ground.text import short
 
         raise UserError(f"folder = {short(folder)}: expected the path of a run folder") from None
 

@@ -16,7 +16,7 @@ import inspect
 import math
 import numbers
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 WHOLE = {"N", "S", "T", "K", "R", "q", "b", "h", "d", "b2"}  # constants that are whole numbers
 MAY_BE_ZERO = {"sigma", "zeta", "G", "G_0", "w_distance"}

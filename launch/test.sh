@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Install fedmpi with its test tools, check style and types, and run the tests: those of tests/mpi on 1 to 4 ranks, then
 # all others in two processes more than there are cores.  Tests that are marked `rarely` run only if what they test has
-# changed (tests/rarely.py), or with --all.  Arguments are passed to pytest:
+# changed (tests/machinery/rarely.py), or with --all.  Arguments are passed to pytest:
 #   ./launch/test.sh --all
 #   ./launch/test.sh -k simulate
-#   ./launch/test.sh tests/report
+#   ./launch/test.sh tests/cli/report
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 set_up dev

@@ -8,11 +8,11 @@ import shlex
 import signal
 import sys
 
-from fedmpi.errors import Stopped, UserError
-from fedmpi.own_files import check_replaceable
-from fedmpi.program.parser import Parser, count
-from fedmpi.program.single import run_single
-from fedmpi.text import format_seconds, table
+from fedmpi.comm.job.parser import Parser, count
+from fedmpi.comm.job.single import run_single
+from fedmpi.ground.errors import Stopped, UserError
+from fedmpi.ground.files.own_files import check_replaceable
+from fedmpi.ground.text import format_seconds, table
 from reproduction import orders
 from reproduction.csv_files import signature as csv_signature
 from reproduction.experiment import ENDINGS, HERE, SCALES, find_experiments

@@ -7,11 +7,11 @@ import tempfile
 
 import numpy as np
 
-from fedmpi.bench.rates import means
-from fedmpi.errors import UserError
+from fedmpi.cli.bench.rates import means
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import table
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import title
-from fedmpi.text import table
 from reproduction import orders
 from reproduction.claims import T, late, num_diverged, outcomes
 from reproduction.experiment import SCALES, find_experiments

@@ -10,9 +10,9 @@ import itertools
 import math
 import statistics
 
+from fedmpi.ground.text import format_metric
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
-from fedmpi.text import format_metric
 from reproduction.leads import common_seeds, direction, is_decided, leads_of
 from reproduction.reach import curves, saving, wavering
 

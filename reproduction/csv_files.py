@@ -4,9 +4,9 @@ import contextlib
 import csv
 import io
 
-from fedmpi.errors import UserError
-from fedmpi.own_files import replacing
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.text import short
 
 RESTORE = "restore the file (git checkout), or remove it and make the runs again"  # if it is damaged
 

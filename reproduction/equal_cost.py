@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
+from fedmpi.ground.text import Table, format_bytes
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
-from fedmpi.text import Table, format_bytes
 from reproduction.claims import spread
 
 COSTS = {"gradients": lambda amount: f"{amount:,.0f} gradients", "bytes": lambda amount: f"{format_bytes(amount)} sent"}

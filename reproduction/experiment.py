@@ -56,12 +56,12 @@ import math
 import pathlib
 import re
 
+from fedmpi.cli.sweep.choice import ALLOWED, may_choose
 from fedmpi.config.grammar import assignments_of, read_file
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import nearest
+from fedmpi.ground.text import short
 from fedmpi.runs.record import AXES
-from fedmpi.settings import nearest
-from fedmpi.sweep.choice import ALLOWED, may_choose
-from fedmpi.text import short
 
 HERE = pathlib.Path(__file__).parent
 FOLDER, PAPERS = HERE / "experiments", HERE / "papers.yaml"

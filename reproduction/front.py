@@ -3,7 +3,7 @@
 import collections
 import re
 
-from fedmpi.text import as_markdown
+from fedmpi.ground.text import as_markdown
 from reproduction import orders
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, UNDECIDED
 from reproduction.equal_cost import places

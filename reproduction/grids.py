@@ -2,7 +2,7 @@
 
 import math
 
-from fedmpi.text import as_markdown
+from fedmpi.ground.text import as_markdown
 from reproduction.experiment import find_experiments, read_papers
 
 HEADER = ["method", "the paper's grid", "tried", "tried beside it"]

@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from fedmpi.report.curves import is_clear
+from fedmpi.cli.report.curves import is_clear
 
 
 def common_seeds(values):

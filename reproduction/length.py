@@ -7,10 +7,10 @@ length at which our values are the paper's, and how much the answers depend on t
 import dataclasses
 import statistics
 
-from fedmpi.presets import preset_path
-from fedmpi.presets.reading import read_settings_file
+from fedmpi.config.presets import preset_path
+from fedmpi.ground.files.settings_files import read_settings_file
+from fedmpi.ground.text import Table, as_markdown
 from fedmpi.runs.record import less_is_better
-from fedmpi.text import Table, as_markdown
 from reproduction.claims import _by_seed, ordering
 from reproduction.leads import is_decided, leads_of
 from reproduction.strength import p_value

@@ -1,7 +1,7 @@
 """The papers' tables of proved rates, measured: how gradient norms fall while the budget of a theorem's run grows.
 
 A table of rates has nothing to train, but its orders can be measured on a problem whose constants are known: the lines
-are those of ``python -m fedmpi.bench rates``, with its rule, which is fixed before the runs. One CSV file in
+are those of ``python -m fedmpi.cli.bench rates``, with its rule, which is fixed before the runs. One CSV file in
 ``results/orders`` for each table, from which its page, its figure and its verdicts are made.
 """
 
@@ -12,13 +12,13 @@ import time
 import numpy as np
 
 from fedmpi import algorithms
-from fedmpi.bench.parts.rates import Line, draw, lines
-from fedmpi.bench.rates import Trial, means, slope, verdict
-from fedmpi.errors import UserError
-from fedmpi.own_files import replacing
+from fedmpi.cli.bench.parts.rates import Line, draw, lines
+from fedmpi.cli.bench.rates import Trial, means, slope, verdict
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.text import as_markdown, format_seconds
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
-from fedmpi.text import as_markdown, format_seconds
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, Outcome
 from reproduction.csv_files import damaged, read_rows, write_tables
 from reproduction.page import last_changed, plain_table, prose
@@ -31,9 +31,10 @@ SIGNATURE = b"# Orders: "
 LOCAL, STEP = 4, 8.0  # of the baselines: local steps, and step size times the root of all of them
 TEXT = """\
 {place} of the paper gives orders that were proved, and no runs. Here each method runs with its theorem's settings up to
-fixed factors on a problem whose constants are known (`python -m fedmpi.bench rates`; docs/theory.md describes both),
-the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. *All rounds* and
-*last half* are means over these rounds; the intervals are two deviations by leaving out one of {seeds} seeds.
+fixed factors on a problem whose constants are known (`python -m fedmpi.cli.bench rates`; docs/theory.md describes
+both), the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. *All
+rounds* and *last half* are means over these rounds; the intervals are two deviations by leaving out one of {seeds}
+seeds.
 
 An order is an upper bound. The rule was fixed before the runs: **order confirmed** if the exponent over the last half
 is at most 0.1 above the proved one and one of the two is at most 0.2 below it; **contradicted** if that over the last

@@ -6,9 +6,9 @@ import decimal
 import pathlib
 import re
 
-from fedmpi.own_files import replacing
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.text import Table, as_markdown, format_seconds
 from fedmpi.runs.record import less_is_better, title
-from fedmpi.text import Table, as_markdown, format_seconds
 from reproduction import equal_cost, grids
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
@@ -46,8 +46,8 @@ def write_page(folder, experiment, scale):
         OSError: if the page cannot be written.
         UserError: if a figure cannot be written, or matplotlib is missing.
     """
-    from fedmpi.report.figures import color, draw, save
-    from fedmpi.report.style import Style
+    from fedmpi.cli.report.figures import color, draw, save
+    from fedmpi.cli.report.style import Style
 
     results = read_results(folder, experiment, scale)
     path = paths(folder, experiment, scale)[0].with_suffix(".md")
@@ -74,7 +74,7 @@ def write_page(folder, experiment, scale):
 
 def _mark_nearest(axes, experiment, panel, methods):
     """Draw a line at the round after which our values are nearest to the printed ones, if that length was fitted."""
-    from fedmpi.report.figures import MUTED
+    from fedmpi.cli.report.figures import MUTED
 
     if its := experiment.printed.get("fit_length") and lengths(experiment, panel, methods):
         at = nearest(its).round

@@ -13,13 +13,13 @@ import pathlib
 import shlex
 import sys
 
-from fedmpi.errors import UserError
-from fedmpi.run_files import RECORDS
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import RECORDS
+from fedmpi.ground.settings import nearest
+from fedmpi.ground.text import short
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
 from fedmpi.runs.record import AMOUNTS, title
-from fedmpi.settings import nearest
-from fedmpi.text import short
 from reproduction.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_tables
 from reproduction.experiment import find_experiments, state_of
 from reproduction.running import FIRST_RUN, command_of, decisive_settings, provenance

@@ -15,18 +15,19 @@ import sys
 import yaml
 
 import fedmpi
+from fedmpi.cli.sweep.folder import check_run_folders, own_sweep_folder
+from fedmpi.cli.sweep.local import is_running, run_all
+from fedmpi.cli.sweep.plan import Plan, Planned, names_of
+from fedmpi.cli.sweep.slurm import SIGNATURE, job_array
 from fedmpi.config.grammar import flatten
 from fedmpi.config.run import role
-from fedmpi.errors import UserError
-from fedmpi.machine.cores import processor_name
-from fedmpi.own_files import check_regular, check_replaceable, replacing, set_aside
-from fedmpi.run_files import RECORDS
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_regular, check_replaceable, replacing, set_aside
+from fedmpi.ground.files.run_files import RECORDS
+from fedmpi.ground.machine.cores import processor_name
+from fedmpi.ground.text import format_seconds
+from fedmpi.ground.version import PACKAGE
 from fedmpi.runs.folder import is_run, outcome, read_run
-from fedmpi.sweep.folder import check_run_folders, own_sweep_folder
-from fedmpi.sweep.local import is_running, run_all
-from fedmpi.sweep.plan import Plan, Planned, names_of
-from fedmpi.sweep.slurm import SIGNATURE, job_array
-from fedmpi.text import format_seconds
 from reproduction.experiment import FIRST, as_texts
 
 PROVENANCE = "provenance.json"  # in a run's folder: what made it
@@ -37,7 +38,7 @@ OF_MAKER = ("commit", "torch", "made_by")  # are always in it
 PLAN = "# Written by reproduction --emit-slurm, which replaces this file.\n"
 ASIDE = re.compile(r"\.old-\d+$")  # ends the name of a run that was set aside
 EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # decide which rounds and samples the curves have
-TEMPLATE = pathlib.Path(fedmpi.__file__).parent / "slurm" / "sweep.sbatch"
+TEMPLATE = PACKAGE / "slurm" / "sweep.sbatch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,7 +332,7 @@ def _gpu_name():
 
 def code_version():
     """The commit of fedmpi's files, with "+" if they were changed; the version if they are in no repository."""
-    root = pathlib.Path(fedmpi.__file__).parents[1]
+    root = PACKAGE.parent
     sources = ("fedmpi", "reproduction", ":!reproduction/results")
 
     def git(*words):

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from fedmpi.errors import UserError
-from fedmpi.own_files import replacing
-from fedmpi.text import as_markdown, format_seconds
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.text import as_markdown, format_seconds
 from reproduction import grids, orders
 from reproduction.claims import (
     CONFIRMED,

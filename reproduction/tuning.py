@@ -2,12 +2,12 @@
 
 import math
 
-from fedmpi.errors import UserError
+from fedmpi.cli.sweep.choice import may_choose, usual_metric
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import table
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import HELD_OUT, less_is_better
-from fedmpi.sweep.choice import may_choose, usual_metric
-from fedmpi.text import table
 from reproduction.csv_files import read_rows, write_tables
 from reproduction.results import FACTS, grid_path
 from reproduction.running import make, plan_runs, provenance

@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 def pytest_addoption(parser):
     parser.addoption("--write-golden", action="store_true", help="write tests/golden anew instead of comparing with it")
-    parser.addoption("--all", action="store_true", help="also the tests that run rarely, see tests/rarely.py")
+    parser.addoption("--all", action="store_true", help="also the tests that run rarely, see tests/machinery/rarely.py")
 
 
 def pytest_report_header(config):
@@ -79,12 +79,12 @@ def pytest_collection_modifyitems(config, items):
 
 def _runs_now(item, is_first, changed, named):
     mark, path = item.get_closest_marker("rarely"), item.path.relative_to(ROOT)
-    is_slow = path.parts[0] == "tests" and path.parts[1] in SLOW and not is_first
+    is_slow = any(path.is_relative_to(f"tests/{place}") for place in SLOW) and not is_first
     is_always = item.get_closest_marker("always") and "rarely" not in (own.name for own in item.own_markers)
     if not (mark or is_slow) or is_always or str(item.path) in named:
         return True
     places = (mark and mark.args) or goes_through(item.path)
-    return has_changed([*places, str(path), "setup.py", "tests/helpers.py", "tests/programs"], changed)
+    return has_changed([*places, str(path), "setup.py", "tests/machinery", "tests/programs"], changed)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -101,7 +101,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 ALONE = "FEDMPI_TEST_ALONE"  # the variable that says so to that pytest
-SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/membership", "fedmpi/program", "fedmpi/aggregation")
+SECOND_MPI = pytest.mark.rarely("fedmpi/comm", "fedmpi/comm/job", "fedmpi/comm/job", "fedmpi/aggregation")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmpi.errors import INTERRUPTED, STOPPED, UserError, attempt, cannot, one_line
+from fedmpi.ground.errors import INTERRUPTED, STOPPED, UserError, attempt, cannot, one_line
 
 
 def test_an_error_is_one_line():

@@ -16,12 +16,12 @@ from test_report import make_run
 from tiny import TINY
 from trees import image, plant, put, snapshot
 
-from fedmpi.bench.results import BenchResults
-from fedmpi.data.__main__ import main as data
-from fedmpi.predict.__main__ import main as predict
-from fedmpi.program.single import run_single
-from fedmpi.report.__main__ import main as report
-from fedmpi.sweep.__main__ import main as sweep
+from fedmpi.cli.bench.results import BenchResults
+from fedmpi.cli.predict.__main__ import main as predict
+from fedmpi.cli.report.__main__ import main as report
+from fedmpi.cli.sweep.__main__ import main as sweep
+from fedmpi.comm.job.single import run_single
+from fedmpi.prepare.__main__ import main as data
 from reproduction import __main__ as reproduce_program
 
 KINDS = ["file", "file", "read-only file", "folder", "link", "link", "hard link", "device", "pipe"]
@@ -29,7 +29,7 @@ BESIDE = ["notes.txt", "best.yaml", ".fedmpi.1", "page", "old-1", "é ü", "-rf"
 
 
 def bench(words):
-    """What `fedmpi.bench` does before and after it measures."""
+    """What `fedmpi.cli.bench` does before and after it measures."""
     run_single(_write_results, words)
 
 

@@ -12,8 +12,8 @@ import pytest
 from helpers import forked
 from test_architecture import SOURCES, functions, tree
 
-from fedmpi.errors import UserError
-from fedmpi.own_files import (
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import (
     MARK,
     UNNAMED,
     check_folder,
@@ -472,7 +472,7 @@ REASONS = {
 
 def test_every_place_that_writes_or_removes_files_has_a_reason():
     found = places_that_write()
-    assert not (new := found - set(REASONS)), f"write through fedmpi.own_files, or say in REASONS why not: {new}"
+    assert not (new := found - set(REASONS)), f"write through own_files.py, or say why not in REASONS: {new}"
     assert not (gone := set(REASONS) - found), f"no longer there: remove it from REASONS: {gone}"
 
 

@@ -14,7 +14,7 @@ import yaml
 from helpers import ROOT, execute
 
 pytestmark = pytest.mark.rarely(
-    "setup.py", "pyproject.toml", "launch", "slurm", "fedmpi/completion", "fedmpi/program", "fedmpi/registry.py"
+    "setup.py", "pyproject.toml", "launch", "slurm", "fedmpi/cli", "fedmpi/comm/job", "fedmpi/ground/registry.py"
 )
 SMALL = ("--rounds", "2", "--clients", "2", "--threads", "1")
 

@@ -44,7 +44,7 @@ def test_a_worker_of_a_program_is_no_rank(tmp_path, begin, left):
     ("words", "comes_first"),
     [
         (["-m", "fedmpi.train", "--rounds", "3"], False),
-        (["-u", "-m", "mpi4py", "-m", "fedmpi.doctor"], False),
+        (["-u", "-m", "mpi4py", "-m", "fedmpi.cli.doctor"], False),
         (["-m", "mine"], True),
         (["mine.py", "fedmpi.train", "-m"], True),
         (["-m", "pytest", "fedmpi.train"], True),

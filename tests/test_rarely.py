@@ -4,7 +4,7 @@ from rarely import ROOT, SLOW, goes_through, has_changed, rooms
 
 
 def test_a_place_is_a_file_or_all_in_a_folder():
-    changed = ["fedmpi/comm/mpi.py", "setup.py"]
+    changed = ["fedmpi/comm/sums/mpi.py", "setup.py"]
     assert has_changed(["fedmpi/comm"], changed) and has_changed(["launch", "setup.py"], changed)
     assert not has_changed(["fedmpi/co", "fedmpi/common", "launch", "setup"], changed)
     assert not has_changed(["fedmpi/comm"], [])
@@ -20,15 +20,15 @@ def test_rooms_are_named_once():
 
 def test_what_a_test_file_goes_through_is_what_it_names_and_what_that_imports(tmp_path):
     file = tmp_path / "test_report.py"
-    file.write_text("from fedmpi.report import figures\n")
+    file.write_text("from fedmpi.cli.report import figures\n")
     places = goes_through(file)
-    assert {"fedmpi/report", "fedmpi/runs", "fedmpi/errors.py"} <= {*places}  # errors.py: imported by runs
-    assert not has_changed(places, ["fedmpi/bench/rounds.py", "fedmpi/predict/__main__.py", "docs/data.md"])
+    assert {"fedmpi/cli/report", "fedmpi/runs", "fedmpi/ground/errors.py"} <= {*places}  # errors.py: imported by runs
+    assert not has_changed(places, ["fedmpi/cli/bench/rounds.py", "fedmpi/cli/predict/__main__.py", "docs/data.md"])
     file.write_text("from helpers import train\nSCRIPT = 'launch/mpirun.sh'\n")
     goes_through.cache_clear()
     places = goes_through(file)
     for path in (
-        "fedmpi/comm/mpi.py",
+        "fedmpi/comm/sums/mpi.py",
         "fedmpi/algorithms/fafed.py",
         "fedmpi/data/partitions/iid.py",
         "fedmpi/launch/mpirun.sh",

@@ -12,7 +12,7 @@ from helpers import ROOT, execute, shim
 
 import fedmpi
 from fedmpi.config.build import read_command_line
-from fedmpi.data.writer import write_file
+from fedmpi.prepare.writer import write_file
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))} | {

@@ -4,10 +4,10 @@ import importlib.metadata
 
 import pytest
 
-from fedmpi import registry
 from fedmpi.config.build import CHOICES, read_command_line
-from fedmpi.errors import UserError
-from fedmpi.registry import find, known, plain
+from fedmpi.ground import registry
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import find, known, plain
 
 
 @pytest.mark.parametrize("group", CHOICES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmpi.text import (
+from fedmpi.ground.text import (
     Table,
     format_bytes,
     format_count,

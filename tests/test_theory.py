@@ -10,8 +10,8 @@ from fedmpi import algorithms, theory
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.algorithms.schedules import CubeRoot
 from fedmpi.config.run import RunSettings
-from fedmpi.errors import UserError
-from fedmpi.registry import known
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 
 FAFED = {"L": 2, "N": 8, "T": 64000, "b": 4, "rho": 0.5}
 FULL = {"L": 2, "Delta": 1.5, "sigma": 3, "N": 8, "K": 4, "R": 1000, "G_0": 5}

@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import ROOT, execute, start, wait_for
 
-pytestmark = pytest.mark.rarely("tests/conftest.py", "tests/helpers.py", "tests/rarely.py", "pytest.ini", "launch")
+pytestmark = pytest.mark.rarely("tests/conftest.py", "tests/machinery", "pytest.ini", "launch")
 SLEEPER = "import time; print('this far', flush=True); time.sleep(1000)"
 
 
@@ -62,15 +62,15 @@ def test_a_folder_takes_the_place_of_all_tests(tmp_path):
     script = (ROOT / "launch" / "test.sh").read_text(encoding="utf-8")
     begin, end = script.index("part() {"), len(script)
     calls = {}
-    for words in ("", "-k simulate", "tests/report", "tests/mpi/test_links.py -x"):
+    for words in ("", "-k simulate", "tests/cli/report", "tests/mpi/test_links.py -x"):
         program = f"say() {{ :; }}\nset -euo pipefail\nset -- {words}\n{script[begin:end]}"
         ended = execute(["bash", "-c", program], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
         assert ended.returncode == 0, ended.stderr
         calls[words] = [line for line in ended.stdout.splitlines() if "pytest" in line]
     assert len(calls[""]) == 5 and calls[""][-1].endswith(" tests reproduction/tests --ignore tests/mpi")
     assert all(line.endswith(" -k simulate") for line in calls["-k simulate"]) and len(calls["-k simulate"]) == 5
-    (only,) = calls["tests/report"]
-    assert only.endswith(" tests/report")
+    (only,) = calls["tests/cli/report"]
+    assert only.endswith(" tests/cli/report")
     assert (
         len(calls["tests/mpi/test_links.py -x"]) == 4
         and "-q tests/mpi/test_links.py -x" in calls["tests/mpi/test_links.py -x"][0]

@@ -14,10 +14,10 @@ import torch
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link, Reduce, Slices
-from fedmpi.errors import UserError
-from fedmpi.part import Part
-from fedmpi.registry import command_name
-from fedmpi.settings import check
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.part import Part
+from fedmpi.ground.registry import command_name
+from fedmpi.ground.settings import check
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -38,7 +38,7 @@ class Moment:
         serial: number of the exchange among all that this process makes in the federation, from 0. A round that is
             repeated has other numbers: for nonces under a key that does not outlive the process.
         seed: of the run. What all ranks are to draw equally comes from it, the round and the exchange
-            (`fedmpi.streams.generator`); a round that is repeated draws the same.
+            (`fedmpi.ground.streams.generator`); a round that is repeated draws the same.
     """
 
     round_index: int

@@ -12,8 +12,8 @@ import torch
 from fedmpi.aggregation.base import Aggregation, moves
 from fedmpi.aggregation.layout import Moment
 from fedmpi.comm.link import Slices
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(kw_only=True)

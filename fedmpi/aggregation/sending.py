@@ -17,8 +17,8 @@ from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.comm.link import Link
-from fedmpi.errors import UserError
-from fedmpi.registry import command_name, find
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import command_name, find
 
 FAULTY = ("end", "leave_out")
 

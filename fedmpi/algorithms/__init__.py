@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from fedmpi.algorithms.base import Algorithm, Exchange
-from fedmpi.registry import known
+from fedmpi.ground.registry import known
 
 
 def _classes() -> dict[str, Any]:

@@ -42,7 +42,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedmpi.algorithms import schedules
-from fedmpi.settings import check, setting
+from fedmpi.ground.settings import check, setting
 
 KINDS = ("point", "difference", "gradient", "square", "number")  # of exchanged rows, see above
 

@@ -6,8 +6,8 @@ import math
 import torch
 
 from fedmpi.algorithms.fedavg import FedAvg
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 
 CORRECTIONS = ("none", "torch", "keras", "flower")
 

@@ -6,8 +6,8 @@ import torch
 
 from fedmpi.algorithms.base import Algorithm, Exchange
 from fedmpi.algorithms.fedopt import check_correction, correction, corrections
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

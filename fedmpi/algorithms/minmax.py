@@ -11,8 +11,8 @@ import dataclasses
 import torch
 
 from fedmpi.algorithms.base import Algorithm, Exchange
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

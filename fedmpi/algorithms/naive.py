@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.settings import setting
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 import torch
 
 from fedmpi.algorithms.fedavg import FedAvg
-from fedmpi.settings import setting
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.settings import setting
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

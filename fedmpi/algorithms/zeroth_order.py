@@ -4,7 +4,7 @@ import dataclasses
 
 from fedmpi.algorithms.fafed import FAFED
 from fedmpi.algorithms.fedavg import FedAvg
-from fedmpi.settings import setting
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

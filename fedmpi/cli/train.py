@@ -1,6 +1,6 @@
 """Train a model over silos: ``mpirun -np 4 python -m fedmpi.train``; ``--help`` lists the settings.
 
-The module is the function `fedmpi.train`, which has the function `main` as an attribute.
+The module `fedmpi.train` is the function `train`, which has the function `main` as an attribute.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
+from fedmpi.comm.job.signals import remember_signals
 from fedmpi.config.run import RunSettings
-from fedmpi.program.signals import remember_signals
-from fedmpi.text import Log
+from fedmpi.ground.text import Log
 
 log = Log("fedmpi.train")
 
@@ -125,17 +125,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: the words of the command line; None: those of this process.
 
-    Wrong input ends the process with one line and exit code 2; see `fedmpi.program.ranks.run_program`.
+    Wrong input ends the process with one line and exit code 2; see `fedmpi.comm.job.ranks.run_program`.
     """
     is_ours = False  # whether this process is a program of ours, and not a user's that calls `main`
     if arguments is None:
         remember_signals()  # the next import but one loads torch, and then MPI begins, which takes seconds
-        from fedmpi.program import is_own_program, say_starting
+        from fedmpi.comm.job.program import is_own_program, say_starting
 
         say_starting(sys.argv[1:])
         if is_ours := is_own_program() and gc.isenabled():
             gc.disable()  # loading torch makes no garbage; searching for some took a tenth of the time
-    from fedmpi.program.ranks import run_program
+    from fedmpi.comm.job.ranks import run_program
 
     if is_ours:
         gc.freeze()  # what has been loaded is never searched
@@ -145,8 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str], link: Any) -> None:
     """The program: train, or print what a flag asked for. Collective on the link."""
-    from fedmpi.machine.processes import seconds_since_start
-    from fedmpi.program.ranks import show
+    from fedmpi.comm.job.ranks import show
+    from fedmpi.ground.machine.processes import seconds_since_start
     from fedmpi.training.build import read_config
     from fedmpi.training.loop import train
 
@@ -161,8 +161,4 @@ def _run(arguments: list[str], link: Any) -> None:
     train(config, link, began=time.perf_counter() - seconds_since_start())
 
 
-if __name__ == "__main__":
-    main()
-else:
-    vars(train).update(main=main, train=train)
-    sys.modules[__name__] = cast(Any, train)  # Python takes this one for the module, also as `fedmpi.train`
+vars(train).update(main=main, train=train)

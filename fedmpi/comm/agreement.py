@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 
-from fedmpi.errors import AgreedUserError, UserError
-from fedmpi.text import short
+from fedmpi.ground.errors import AgreedUserError, UserError
+from fedmpi.ground.text import short
 
 
 def share(link, action):

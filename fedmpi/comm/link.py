@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fedmpi.comm.summation_order import Partials
-from fedmpi.machine.cores import count_at_a_time, usable_cores
+from fedmpi.ground.machine.cores import count_at_a_time, usable_cores
 
 
 class Slices(list[torch.Tensor]):

@@ -47,13 +47,13 @@ from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
 from fedmpi.config.run import RunSettings
 from fedmpi.data import partitions
 from fedmpi.data.partitions.base import Partition
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.settings_files import AMBIGUOUS, is_plain, settings_text
+from fedmpi.ground.registry import BROKEN, command_name, find, known
+from fedmpi.ground.settings import LARGEST, nearest, per_rank
+from fedmpi.ground.text import short
 from fedmpi.oracles import OracleKind
-from fedmpi.presets.reading import AMBIGUOUS, is_plain, settings_text
-from fedmpi.registry import BROKEN, command_name, find, known
-from fedmpi.settings import LARGEST, nearest, per_rank
 from fedmpi.tasks.base import BaseTask
-from fedmpi.text import short
 
 PER_CLIENT = re.compile(r"\{(client|rank)")  # in a path
 LARGEST_INTEGER = 10**18  # what the libraries below compute with

@@ -1,6 +1,6 @@
 """What settings are called in other systems (Flower, NVFlare, FedML, APPFL, pfl, OpenFL, ...) and in this one."""
 
-from fedmpi.settings import nearest
+from fedmpi.ground.settings import nearest
 
 _THEIRS = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
     "algorithm": "strategy optimizer client_optimizer server_optimizer federated_optimizer aggregator fl_algorithm",

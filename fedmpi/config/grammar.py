@@ -13,12 +13,12 @@ import os
 import types
 import typing
 
+from fedmpi.config.presets import is_paper
 from fedmpi.config.run import GROUPS
-from fedmpi.errors import UserError
-from fedmpi.presets import is_paper
-from fedmpi.presets.reading import Quoted, read_settings_file, read_value
-from fedmpi.registry import plain
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.settings_files import Quoted, read_settings_file, read_value
+from fedmpi.ground.registry import plain
+from fedmpi.ground.text import short
 
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
@@ -105,7 +105,7 @@ def read_file(path, flag="", marks_quoted=False):
 
 
 def split_paper(content, where):
-    """(the settings in a file's content, what it says about a paper's result or {}); see `fedmpi.presets`.
+    """(the settings in a file's content, what it says about a paper's result or {}); see `fedmpi.config.presets`.
 
     Raises:
         UserError: one line that begins with `where`, if "paper" is not as in a preset.

@@ -7,13 +7,13 @@ import typing
 
 from fedmpi.aggregation import stages
 from fedmpi.aggregation.stages.base import Stage
+from fedmpi.config.presets import preset_names, summary
 from fedmpi.config.run import RunSettings
-from fedmpi.errors import UserError
 from fedmpi.federation import costs
-from fedmpi.presets import preset_names, summary
-from fedmpi.registry import command_name, known
-from fedmpi.settings import nearest
-from fedmpi.text import table
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import command_name, known
+from fedmpi.ground.settings import nearest
+from fedmpi.ground.text import table
 
 USAGE = "mpirun -np RANKS python -m fedmpi.train [--SETTING VALUE ...] (hyphens and underscores are the same)"
 FLAG_HELP = {

@@ -12,9 +12,9 @@ from fedmpi.config.grammar import (
     read_file,
     split_paper,
 )
-from fedmpi.errors import UserError
-from fedmpi.presets import preset_path
-from fedmpi.run_files import RECORDS
+from fedmpi.config.presets import preset_path
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import RECORDS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import pathlib
 
 from fedmpi.config.grammar import Given, as_text, flatten, last_text, read_file, split_paper
 from fedmpi.config.run import RunSettings
-from fedmpi.errors import UserError
-from fedmpi.own_files import check_folder
-from fedmpi.run_files import (
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_folder
+from fedmpi.ground.files.run_files import (
     CHECKPOINTS,
     MANIFEST,
     SETTINGS,

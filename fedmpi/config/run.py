@@ -5,9 +5,9 @@ import functools
 import math
 import re
 
-from fedmpi import settings
-from fedmpi.errors import UserError
-from fedmpi.settings import check, setting
+from fedmpi.ground import settings
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import check, setting
 
 MANY = 1_000_000_000  # passes over data, seconds, minutes: some of torch's and the system's functions take no more
 # The groups of settings beside the run's own, each a choice of one class -> the role of its settings.
@@ -284,7 +284,7 @@ def read_condition(text):
 
 @functools.cache
 def roles():
-    """Name -> role of every setting of a run and of every group (see `fedmpi.settings.ROLES`)."""
+    """Name -> role of every setting of a run and of every group (see `fedmpi.ground.settings.ROLES`)."""
     return {**settings.roles(RunSettings), **GROUPS}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmpi.data.partitions.base import most_frequent
 from fedmpi.data.sampler import LastBatch, to_device
-from fedmpi.streams import FIRST, WHOLE, generator
+from fedmpi.ground.streams import FIRST, WHOLE, generator
 
 
 class Dealer:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fedmpi.streams import generator
+from fedmpi.ground.streams import generator
 
 
 def hold_out(num_samples, share, seed, client, groups=None):

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedmpi.data.source import Source
-from fedmpi.errors import UserError
-from fedmpi.streams import generator
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.streams import generator
 
 
 class ImbalancedBinary(Source):

@@ -13,8 +13,8 @@ import secrets
 import numpy as np
 
 from fedmpi.comm.agreement import agree
-from fedmpi.data.checksum import file_digest, identity, regular
-from fedmpi.errors import AgreedUserError
+from fedmpi.ground.errors import AgreedUserError
+from fedmpi.ground.files.checksum import file_digest, identity, regular
 
 BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")  # of the running kernel: another one on every node
 DIGEST_BYTES = 32

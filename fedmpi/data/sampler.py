@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from fedmpi.streams import FIRST, WHOLE, generator
+from fedmpi.ground.streams import FIRST, WHOLE, generator
 
 
 def to_device(array, device):

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedmpi.errors import UserError
-from fedmpi.registry import import_path
-from fedmpi.settings import LARGEST
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import import_path
+from fedmpi.ground.settings import LARGEST
+from fedmpi.ground.text import short
 
 EVALUATION_BATCH = 250  # samples; 1000 leave the cache: they took 1.5 times as long per sample on a small CNN
 

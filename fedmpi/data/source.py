@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 
 from fedmpi.comm.agreement import agree
-from fedmpi.data.hdf5 import data_sets, readable
-from fedmpi.errors import UserError, attempt
-from fedmpi.text import Log, short
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.hdf5 import data_sets, readable
+from fedmpi.ground.text import Log, short
 
 log = Log(__name__)
 
@@ -30,7 +30,7 @@ TYPES = (np.uint8, np.float16, np.float32, np.float64)  # of samples
 SILO_NAME = "silo"  # attribute of a client's file: its name, like the hospital's
 GROUP, ID = "group_column", "id_columns"  # attributes: columns of samples that stay together, and of their names
 ACCOUNT = "account"  # attribute: JSON of what `data prepare` decided
-COLUMNS = "columns"  # attribute of a table's file: `fedmpi.data.formats.features.Columns` as JSON
+COLUMNS = "columns"  # attribute of a table's file: `fedmpi.prepare.formats.features.Columns` as JSON
 MAX_CLASSES = 1_000_000  # more are a mistake in the labels: no network has so many outputs
 CLIENT = re.compile(r"\{client(:0?\d{0,2}d?)?\}")  # in the pattern of silo files
 ROWS_AT_ONCE = 1000  # rows read together from a file without chunks

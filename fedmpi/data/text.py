@@ -5,8 +5,8 @@ import pathlib
 import h5py
 import numpy as np
 
-from fedmpi.data.hdf5 import readable
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import readable
 
 END_OF_LINE, UNKNOWN = b"<eos>", b"<unk>"
 WORD_ENDS = (ord(" "), ord("\n"))

@@ -2,8 +2,8 @@
 
 import contextlib
 
-from fedmpi.errors import UserError
 from fedmpi.federation.nested import flatten, unflatten
+from fedmpi.ground.errors import UserError
 
 
 class _Holder:
@@ -60,7 +60,7 @@ class Client(_Holder):
         counters: the model's integer buffers as this client left them.
         carried: what one sample leaves to the next one (a recurrent state): name -> number, tensor or nested
             tuples of tensors.
-        kept: "part.name" of the rows that a `fedmpi.part.Part` keeps for it -> name of the row -> vector.
+        kept: "part.name" of the rows that a `fedmpi.ground.part.Part` keeps for it -> name of the row -> vector.
     """
 
     def __init__(self, index, rows=(), own=(), buffers=None):

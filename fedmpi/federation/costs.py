@@ -18,9 +18,9 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.ground.registry import command_name, known
+from fedmpi.ground.text import table as format_rows
 from fedmpi.oracles import FunctionOracle
-from fedmpi.registry import command_name, known
-from fedmpi.text import table as format_rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ import operator
 import torch
 
 from fedmpi.comm.agreement import agreed_error
-from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.buffers import BUFFERS
+from fedmpi.ground.errors import Diverged, UserError
 
 # Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
 # error to report.

@@ -5,9 +5,9 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from fedmpi.errors import UserError
 from fedmpi.federation.round import Round
-from fedmpi.streams import generator
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.streams import generator
 
 
 def spread(num_clients, num_ranks):

@@ -5,13 +5,13 @@ import dataclasses
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.sending import Sending
-from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.rows import RowStore, check_rows
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import command_name
 from fedmpi.oracles.flat_module import BufferPart
-from fedmpi.registry import command_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Parts:
 
     Attributes:
         server_seen_by_clients: the `Server` without the exchanged rows, which belong to the clients while they work.
-        named: name -> `fedmpi.part.Part`, what has facts and a state of its own.
+        named: name -> `fedmpi.ground.part.Part`, what has facts and a state of its own.
     """
 
     aggregation: Aggregation

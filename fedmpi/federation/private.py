@@ -6,10 +6,10 @@ import fnmatch
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedmpi.errors import UserError
 from fedmpi.federation.buffers import BUFFERS
 from fedmpi.federation.client import Server
-from fedmpi.settings import nearest
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import nearest
 
 PRIVATE = "private"  # the entry of `Client.kept` with a client's private values: name of a row, or BUFFERS -> tensor
 BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers

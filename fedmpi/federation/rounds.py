@@ -13,7 +13,6 @@ import torch
 from fedmpi.aggregation.layout import Moment
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import RanksLost, describe_clients
-from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.client import named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports, when_in
 from fedmpi.federation.parts import assemble
@@ -22,8 +21,9 @@ from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import check_parts, copied, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate
 from fedmpi.federation.work_clock import WorkClock
-from fedmpi.registry import command_name
-from fedmpi.text import Log
+from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.ground.registry import command_name
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 

@@ -8,8 +8,8 @@ from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.mean import Mean
 from fedmpi.algorithms.base import KINDS, Algorithm
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
 from fedmpi.federation.buffers import BUFFERS, SentBuffers
+from fedmpi.ground.errors import UserError
 
 
 class RowStore:

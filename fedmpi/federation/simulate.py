@@ -9,10 +9,10 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.ground.errors import UserError
 from fedmpi.oracles import FunctionOracle, LossFunctionOracle
 
 

@@ -5,9 +5,9 @@ import dataclasses
 
 import torch
 
-from fedmpi.errors import UserError
 from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.federation.variables import Iterate
+from fedmpi.ground.errors import UserError
 
 BEGINNING = ("aggregation", "codec")  # the parts whose `begin` may change what they keep
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from fedmpi.text import short
+from fedmpi.ground.text import short
 
 LONGEST = 2000  # characters of a message, which may quote anything
 
@@ -12,9 +12,9 @@ class UserError(Exception):
     """Wrong input, found before any work starts; its text is the one line shown (exit code 2).
 
     >>> import fedmpi
-    >>> fedmpi.algorithms.FedAvg(step_size=-0.1)
+    >>> fedmpi.algorithms.FedAvg(step_size=-0.1)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fedmpi.errors.UserError: algorithm.step_size = -0.1: expected a number > 0 (η, step size of the local SGD steps)
+    fedmpi.ground.errors.UserError: algorithm.step_size = -0.1: expected a number > 0 ...
     """
 
     def __init__(self, text: object = "") -> None:
@@ -36,7 +36,7 @@ def cannot(verb: str, path: object, error: BaseException) -> UserError:
 
     >>> raise cannot("read", "run.yaml", FileNotFoundError(2, "No such file or directory"))
     Traceback (most recent call last):
-    fedmpi.errors.UserError: run.yaml: cannot be read: No such file or directory
+    fedmpi.ground.errors.UserError: run.yaml: cannot be read: No such file or directory
     """
     return UserError(f"{path}: cannot be {verb.replace('write', 'written')}: {one_line(error)}")
 

@@ -16,8 +16,8 @@ import sys
 import types
 from typing import Any
 
-from fedmpi.errors import UserError
-from fedmpi.settings import nearest
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import nearest
 
 # (group, name) -> line about a plug-in that cannot be imported, as far as `known` has found out.
 BROKEN: dict[tuple[str, str], str] = {}

@@ -11,7 +11,7 @@ import numbers
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 T = TypeVar("T")
 
@@ -57,9 +57,9 @@ def setting(
     ...     momentum: float = fedmpi.setting(0.9, "β, weight of the old direction", least=0, below=1)
     >>> WithMomentum().momentum
     0.9
-    >>> WithMomentum(momentum=1.0)
+    >>> WithMomentum(momentum=1.0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fedmpi.errors.UserError: algorithm.momentum = 1.0: expected a number >= 0 and < 1 (β, weight of the old direction)
+    fedmpi.ground.errors.UserError: algorithm.momentum = 1.0: expected a number >= 0 and < 1 ...
     """
     if role not in ROLES or not bounds.keys() <= _BOUNDS.keys():
         raise TypeError(f"setting: role {role}, bounds {list(bounds)}: expected {list(ROLES)} and {list(_BOUNDS)}")

@@ -61,7 +61,7 @@ fi
 python=python
 [[ $1 != *python* ]] || python=$1
 limit_and_vendor=$("$python" -c 'import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI
-from fedmpi.machine.cores import cores_of_job; print(cores_of_job(), MPI.get_vendor()[0])') ||
+from fedmpi.ground.machine.cores import cores_of_job; print(cores_of_job(), MPI.get_vendor()[0])') ||
     fail "$python cannot load fedmpi, or MPI through mpi4py; see the message above"
 cores=$(nproc) limit=${limit_and_vendor%% *} vendor=${limit_and_vendor#* }
 [ "$limit" -ge "$cores" ] || cores=$limit

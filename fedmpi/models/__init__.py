@@ -4,9 +4,9 @@ import sys
 
 from torch import nn
 
-from fedmpi.registry import find
+from fedmpi.ground.registry import find
 
 
 def find_model(name):
-    """The model class with this name or dotted path; see `fedmpi.registry.find`."""
+    """The model class with this name or dotted path; see `fedmpi.ground.registry.find`."""
     return find("model", name, sys.modules[__name__], nn.Module)

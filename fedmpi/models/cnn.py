@@ -7,7 +7,7 @@ import math
 
 from torch import nn
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 
 def _fafed_initialise(module):

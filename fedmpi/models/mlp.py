@@ -4,7 +4,7 @@ import math
 
 from torch import nn
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 
 class MLP(nn.Sequential):

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn import functional
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.models.cnn import require_image
 
 GROUPS = 32  # of group norm, as in Wu and He 2018

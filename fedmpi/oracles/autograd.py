@@ -6,10 +6,10 @@ import typing
 
 import torch
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 from fedmpi.oracles.base import ModuleOracle, OracleKind
 from fedmpi.oracles.captured import CapturedGradients
-from fedmpi.settings import setting
 
 
 class Workspace(typing.NamedTuple):

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmpi.part import Part
-from fedmpi.settings import check
-from fedmpi.streams import FIRST, WHOLE, derive
+from fedmpi.ground.part import Part
+from fedmpi.ground.settings import check
+from fedmpi.ground.streams import FIRST, WHOLE, derive
 
 if TYPE_CHECKING:
     from fedmpi.oracles.flat_module import FlatModule
@@ -38,7 +38,7 @@ class Sample:
     """What one local step draws.
 
     Attributes:
-        number: of the draw, 0, 1, 2, ..., FIRST or WHOLE (`fedmpi.streams`). batch: as the task makes it.
+        number: of the draw, 0, 1, 2, ..., FIRST or WHOLE (`fedmpi.ground.streams`). batch: as the task makes it.
         noise: seed of what the model and the oracle draw at random on this sample.
     """
 

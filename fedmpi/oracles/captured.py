@@ -7,7 +7,7 @@ arithmetic run as usual. The kernels are those of a plain evaluation.
 
 import torch
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 WARM_UP = 3  # evaluations before a capture, in which libraries choose their kernels
 MODE = "thread_local"  # what other threads ask of the GPU meanwhile (NCCL's, a checkpoint's) ends no capture

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.oracles.base import Oracle, clip_and_decay
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.oracles.architecture import describe
 
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time

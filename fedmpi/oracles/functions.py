@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from fedmpi.ground.streams import FIRST, WHOLE
 from fedmpi.oracles.base import Oracle, negate_ascent
 from fedmpi.oracles.two_point import add_estimate
-from fedmpi.streams import FIRST, WHOLE
 
 
 class FunctionOracle(Oracle):

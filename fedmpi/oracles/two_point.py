@@ -9,9 +9,9 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import derive
 from fedmpi.oracles.base import ModuleOracle, OracleKind
-from fedmpi.settings import setting
-from fedmpi.streams import derive
 
 # Parts of torch's messages about operations that vmap does not support.
 NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")

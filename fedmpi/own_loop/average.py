@@ -13,17 +13,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree
-from fedmpi.errors import UserError
-from fedmpi.membership.code import check_same_code
-from fedmpi.membership.opening import TIMEOUT, open_link
+from fedmpi.comm.job.code import check_same_code
+from fedmpi.comm.job.opening import TIMEOUT, open_link
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import import_path
+from fedmpi.ground.settings import nearest
 from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import FlatModule, alone
 from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_known, check_may_differ, check_same
 from fedmpi.own_loop.recording import Recording, chosen_recording
-from fedmpi.registry import import_path
-from fedmpi.settings import nearest
 
 if TYPE_CHECKING:
     from mpi4py import MPI

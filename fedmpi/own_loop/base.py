@@ -16,22 +16,22 @@ import torch
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree, check_equal, difference
-from fedmpi.errors import UserError
+from fedmpi.comm.job.equality import check_same_model, describe_values
+from fedmpi.comm.job.opening import TIMEOUT, check_alone, close_link, open_link
+from fedmpi.comm.job.replicas import check_result
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan, draw_participants
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.state import copied, state_before
 from fedmpi.federation.variables import Variables
-from fedmpi.machine.cores import choose_threads, library_threads
-from fedmpi.membership.equality import check_same_model, describe_values
-from fedmpi.membership.opening import TIMEOUT, check_alone, close_link, open_link
-from fedmpi.membership.replicas import check_result
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.cores import choose_threads, library_threads
+from fedmpi.ground.registry import command_name, plain
+from fedmpi.ground.text import Log
 from fedmpi.own_loop.checks import as_text, compared_values, private_names
 from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
-from fedmpi.registry import command_name, plain
-from fedmpi.text import Log
 
 log = Log(__name__)
 

@@ -9,13 +9,13 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree, check_equal
+from fedmpi.comm.job.equality import check_same_model, check_software
 from fedmpi.config.foreign_names import our_names, similar
-from fedmpi.errors import UserError
 from fedmpi.federation.private import matching
-from fedmpi.membership.equality import check_same_model, check_software
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import LARGEST, nearest
+from fedmpi.ground.text import short
 from fedmpi.oracles.flat_module import check_whole, odd_kind
-from fedmpi.settings import LARGEST, nearest
-from fedmpi.text import short
 
 BUFFERS = ("equal", "rank0", "average")
 

@@ -13,16 +13,16 @@ from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
-from fedmpi.errors import UserError
-from fedmpi.membership.code import check_same_code
-from fedmpi.membership.opening import TIMEOUT, open_link
+from fedmpi.comm.job.code import check_same_code
+from fedmpi.comm.job.opening import TIMEOUT, open_link
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import command_name, find
 from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.base import Choices, OwnLoop
 from fedmpi.own_loop.checks import check_arguments, check_known, check_may_differ, check_same
 from fedmpi.own_loop.recording import Recording, chosen_recording
-from fedmpi.registry import command_name, find
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,8 +9,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from fedmpi.errors import UserError
 from fedmpi.federation.nested import flatten, unflatten
+from fedmpi.ground.errors import UserError
 
 PREFIX, NAMES, BEGAN = "objects", "object names", "objects began"
 AFTER_STEP = (LRScheduler, AveragedModel)  # a loop may call them before or after fed.step

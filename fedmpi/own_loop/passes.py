@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from fedmpi.errors import UserError
 from fedmpi.federation.nested import flatten, unflatten
+from fedmpi.ground.errors import UserError
 from fedmpi.own_loop.objects import Objects
 
 Batch = TypeVar("Batch")

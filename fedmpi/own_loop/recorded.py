@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import agree, check_equal, share
-from fedmpi.errors import STOPPED, AgreedUserError, UserError
+from fedmpi.comm.job.ranks import end_in_order
+from fedmpi.comm.job.signals import StopSignals, stopping_signal
 from fedmpi.federation.losses import PAUSED
+from fedmpi.ground.errors import STOPPED, AgreedUserError, UserError
+from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, find_checkpoints
+from fedmpi.ground.text import Log, short
 from fedmpi.ground.version import __version__
 from fedmpi.oracles.architecture import as_json
 from fedmpi.own_loop.objects import Objects
 from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
-from fedmpi.program.ranks import end_in_order
-from fedmpi.program.signals import StopSignals, stopping_signal
-from fedmpi.run_files import CLIENT_MODEL, check_files, find_checkpoints
+from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.tasks.base import Metrics
-from fedmpi.text import Log, short
 
 log = Log(__name__)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from fedmpi.errors import UserError
-from fedmpi.settings import check, setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import check, setting
 
 TASK = "own_loop"
-REQUEST_BITS = 9  # of signals and checkpoints, see `fedmpi.program.signals`; those above are digests
+REQUEST_BITS = 9  # of signals and checkpoints, see `fedmpi.comm.job.signals`; those above are digests
 
 
 @dataclasses.dataclass(frozen=True)

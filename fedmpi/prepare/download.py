@@ -10,8 +10,8 @@ import urllib.request
 
 from tqdm import tqdm
 
-from fedmpi.data.checksum import checksum
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.checksum import checksum
 
 CHUNK_BYTES = 1 << 20
 LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts that need no https

@@ -3,14 +3,14 @@
 import os
 import shlex
 
-from fedmpi.data.download import fetch
-from fedmpi.data.formats import OFFICIAL_READERS, find_reader, image_table, images, masks, npz, table
-from fedmpi.data.limits import check_file, unpacking
-from fedmpi.data.official import OFFICIAL
 from fedmpi.data.source import ACCOUNT, SILO_NAME
-from fedmpi.data.writer import check_writable, write_file
-from fedmpi.errors import UserError
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.limits import check_file, unpacking
+from fedmpi.ground.text import short
+from fedmpi.prepare.download import fetch
+from fedmpi.prepare.formats import OFFICIAL_READERS, find_reader, image_table, images, masks, npz, table
+from fedmpi.prepare.official import OFFICIAL
+from fedmpi.prepare.writer import check_writable, write_file
 
 TABLES = ("label", "test_from", "missing", "one_hot", "columns", "drop", "id", "group", "keep", "features", "reading")
 USED = {table.read: TABLES, npz.read: ("layout",), masks.read: ("size", "mode", "masks", "follow_links"),
@@ -24,7 +24,7 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
     Args:
         name: of an official data set, or any other name for the user's own data.
         folder: `pathlib.Path`, made if it does not exist. Downloads go to folder/downloads/NAME.
-        options: a `fedmpi.data.formats.common.ReaderOptions`.
+        options: a `fedmpi.prepare.formats.common.ReaderOptions`.
         origin: `pathlib.Path` of the files to read; None: the official files are downloaded.
         mirror: URL of a folder with the official files; None: their official place.
         force: whether to replace an existing file.
@@ -103,7 +103,7 @@ def _command(name, origin, options, assumed):
     """The command line that reads the same files in the same way, whatever is found in them."""
     given = {**vars(options), **vars(options.reading), **assumed}
     defaults = {**vars(type(options)()), **vars(type(options.reading)())}
-    words = ["python", "-m", "fedmpi.data", "prepare", name, "--from", origin]
+    words = ["python", "-m", "fedmpi.prepare", "prepare", name, "--from", origin]
     for key, value in given.items():
         if key == "reading" or value in (defaults[key], [], ()):
             continue

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 
 from fedmpi.data.source import ACCOUNT, NORMALISATION, SPLITS, TYPES, HDF5Source, oddities, plain
-from fedmpi.errors import UserError
-from fedmpi.own_files import check_regular, check_replaceable, replacing
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_regular, check_replaceable, replacing
 
 ROWS_PER_CHUNK, BYTES_PER_CHUNK = 1000, 16 << 20  # of samples, whichever is less
 WRITTEN_BY, PROGRAM = "written_by", "fedmpi.data"  # attribute of all files, written before all else; its value
@@ -25,7 +25,7 @@ def write_file(path, splits, attributes):
 
     Args:
         path: `pathlib.Path` of the new file; its folder is made.
-        splits: name ("train/images") -> rows, see `fedmpi.data.formats`.
+        splits: name ("train/images") -> rows, see `fedmpi.prepare.formats`.
         attributes: name -> value, of the file.
 
     Raises:

@@ -2,10 +2,10 @@
 
 import math
 
-from fedmpi.own_files import replacing
-from fedmpi.run_files import BASELINES
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.files.run_files import BASELINES
+from fedmpi.ground.text import Table, format_bytes, format_count, format_seconds, short
 from fedmpi.runs.record import from_line, less_is_better, title, to_line
-from fedmpi.text import Table, format_bytes, format_count, format_seconds, short
 
 METHODS = {
     "federated": "the silos (participants, each with data of its own) train one model together",

@@ -9,7 +9,7 @@ import pathlib
 import statistics
 
 from fedmpi.config.run import role
-from fedmpi.text import format_metric
+from fedmpi.ground.text import format_metric
 
 
 @dataclasses.dataclass(frozen=True)

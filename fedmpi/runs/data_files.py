@@ -7,8 +7,8 @@ the file's SHA-256: it says whether a file is still the same, and is another one
 import json
 import secrets
 
-from fedmpi.errors import UserError
-from fedmpi.run_files import DATA_FILES
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import DATA_FILES
 
 
 def read_data_files(folder):

@@ -10,12 +10,22 @@ import re
 import numpy as np
 
 from fedmpi.config.grammar import flatten, read_file, split_paper
-from fedmpi.errors import UserError
-from fedmpi.own_files import check_regular
-from fedmpi.run_files import BASELINES, CLIENTS, DATA_FILES, DIVERGED, RECORDS, RESULT, ROC, SETTINGS, is_complete
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_regular
+from fedmpi.ground.files.run_files import (
+    BASELINES,
+    CLIENTS,
+    DATA_FILES,
+    DIVERGED,
+    RECORDS,
+    RESULT,
+    ROC,
+    SETTINGS,
+    is_complete,
+)
+from fedmpi.ground.text import short
 from fedmpi.runs import baselines
 from fedmpi.runs.record import AMOUNTS, CASES_KEY, CLIENTS_KEY, TABLES_KEY, from_line
-from fedmpi.text import short
 
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
 LARGEST_VALUE = 1e200  # of metrics

@@ -7,21 +7,21 @@ from fnmatch import fnmatchcase as fnmatch
 import safetensors.torch
 import torch
 
-from fedmpi.checkpoints.files import (
+from fedmpi.federation.private import matching
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import data_sets, readable
+from fedmpi.ground.files.own_files import check_regular
+from fedmpi.ground.files.run_files import CHECKPOINTS, MANIFEST, MODEL, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
+from fedmpi.ground.text import Log
+from fedmpi.oracles.architecture import difference, other_code
+from fedmpi.runs.checkpoints.files import (
     Damaged,
     checkpoint_folder,
     describe_layout,
     read_manifest,
     read_state,
 )
-from fedmpi.data.hdf5 import data_sets, readable
-from fedmpi.errors import UserError
-from fedmpi.federation.private import matching
-from fedmpi.oracles.architecture import difference, other_code
-from fedmpi.own_files import check_regular
-from fedmpi.run_files import CHECKPOINTS, MANIFEST, MODEL, MODEL_AND_ROWS, SERVER_STATE, find_checkpoints
 from fedmpi.runs.model_files import read_description, with_frozen
-from fedmpi.text import Log
 
 log = Log(__name__)
 

@@ -16,11 +16,11 @@ import threading
 import time
 import weakref
 
-from fedmpi.errors import UserError
-from fedmpi.machine.processes import boot, stat_of
-from fedmpi.own_files import check_regular
-from fedmpi.run_files import LOCK
-from fedmpi.text import Log, short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_regular
+from fedmpi.ground.files.run_files import LOCK
+from fedmpi.ground.machine.processes import boot, stat_of
+from fedmpi.ground.text import Log, short
 
 log = Log(__name__)
 

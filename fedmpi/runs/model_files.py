@@ -9,7 +9,7 @@
     class_names, feature_names, words: if the data have them.
     architecture: name of each part -> [its class, its settings, a digest of its code] (`fedmpi.oracles.architecture`).
     frozen: name -> fingerprint of each tensor that was not trained, if these are not in the files (`fingerprint`).
-    columns: of data from a table: how its columns become features (`fedmpi.data.formats.features.Columns`).
+    columns: of data from a table: how its columns become features (`fedmpi.prepare.formats.features.Columns`).
 """
 
 import contextlib
@@ -36,13 +36,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmpi.data.samples import check_normalisation, input_shape
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_regular
+from fedmpi.ground.files.run_files import CLIENT_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
+from fedmpi.ground.text import Log, short
 from fedmpi.oracles.architecture import describe, difference, other_code, unwrapped
 from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
-from fedmpi.own_files import check_regular
-from fedmpi.run_files import CLIENT_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
-from fedmpi.text import Log, short
 
 log = Log(__name__)
 

@@ -18,7 +18,7 @@ class Field:
     Attributes:
         name: its key in the record. title: what figures and headings call it.
         label: what tables call it; default: the name without underscores.
-        unit: for an amount, the kind of quantity that `fedmpi.text.format_quantity` writes; None for a metric.
+        unit: for an amount, the kind of quantity that `fedmpi.ground.text.format_quantity` writes; None for a metric.
         less_is_better: for a metric, whether a smaller value is better.
     """
 

@@ -11,14 +11,23 @@ import sys
 from tqdm import tqdm
 
 from fedmpi.config.resume import AUTO
-from fedmpi.errors import UserError
-from fedmpi.own_files import check_folder, make_folder, read_mark, remove, remove_parts, set_aside
-from fedmpi.presets.reading import settings_text
-from fedmpi.run_files import DIVERGED, MODEL, RECORDS, RESULT, SETTINGS, find_checkpoints, had_checkpoints, is_complete
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_folder, make_folder, read_mark, remove, remove_parts, set_aside
+from fedmpi.ground.files.run_files import (
+    DIVERGED,
+    MODEL,
+    RECORDS,
+    RESULT,
+    SETTINGS,
+    find_checkpoints,
+    had_checkpoints,
+    is_complete,
+)
+from fedmpi.ground.files.settings_files import settings_text
+from fedmpi.ground.text import Log, format_seconds
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CASES_KEY, CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
 from fedmpi.runs.trackers.base import titled
-from fedmpi.text import Log, format_seconds
 
 log = Log(__name__)
 

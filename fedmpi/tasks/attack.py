@@ -7,19 +7,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmpi.data.hdf5 import data_sets, files_of, readable
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Samples, check_normalisation, input_shape
 from fedmpi.data.source import find_file, names_silos, open_source
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import data_sets, files_of, readable
+from fedmpi.ground.files.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
+from fedmpi.ground.files.settings_files import read_settings_file
+from fedmpi.ground.registry import command_name
+from fedmpi.ground.settings import setting
+from fedmpi.ground.text import short
 from fedmpi.models import find_model
-from fedmpi.presets.reading import read_settings_file
-from fedmpi.registry import command_name
-from fedmpi.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITION, SETTINGS
-from fedmpi.settings import setting
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
-from fedmpi.text import short
 
 SHOWN = 8  # images in the figure
 

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from fedmpi.data.imbalanced import ImbalancedBinary
-from fedmpi.errors import UserError
-from fedmpi.run_files import ROC
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import ROC
+from fedmpi.ground.settings import setting
+from fedmpi.ground.text import Log
 from fedmpi.tasks.base import Metrics, constructor_of, of_clients
 from fedmpi.tasks.classification import Classification, LoadedClassification
 from fedmpi.tasks.files import has_own_files
 from fedmpi.tasks.metrics import crossing
-from fedmpi.text import Log
 
 log = Log(__name__)
 

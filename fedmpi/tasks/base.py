@@ -13,9 +13,9 @@ from torch import nn
 
 from fedmpi.comm.link import Link
 from fedmpi.data.sampler import EpochSampler
-from fedmpi.errors import UserError, one_line
-from fedmpi.machine.devices import fits, memory_of
-from fedmpi.settings import check
+from fedmpi.ground.errors import UserError, one_line
+from fedmpi.ground.machine.devices import fits, memory_of
+from fedmpi.ground.settings import check
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 
 from fedmpi.comm.agreement import agree, allgather_lines
-from fedmpi.data.hdf5 import files_of
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
@@ -28,17 +27,18 @@ from fedmpi.data.source import (
     pool_normalisation,
     silo_name,
 )
-from fedmpi.errors import UserError
-from fedmpi.registry import command_name
-from fedmpi.run_files import CLIENTS, PARTITION
-from fedmpi.settings import setting
-from fedmpi.streams import generator
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import files_of
+from fedmpi.ground.files.run_files import CLIENTS, PARTITION
+from fedmpi.ground.registry import command_name
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import generator
+from fedmpi.ground.text import Log, short
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 from fedmpi.tasks.metrics import ANSWERS, by_name, crossing, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
-from fedmpi.text import Log, short
 
 log = Log(__name__)
 
@@ -428,7 +428,7 @@ def _drawn(samples, number, *key):
 def draw(num_samples, number, seed, kind, owner):
     """A random subset of 0 ... num_samples - 1: [number] int64, sorted; None if that would be all of them.
 
-    `seed` is that of the run; `kind` and `owner` name the stream, see `fedmpi.streams`.
+    `seed` is that of the run; `kind` and `owner` name the stream, see `fedmpi.ground.streams`.
     """
     if num_samples <= number:
         return None

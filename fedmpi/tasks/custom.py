@@ -14,14 +14,14 @@ from torch.utils.data import DataLoader, default_collate
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.ground.errors import AgreedUserError, UserError
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import FIRST, WHOLE, derive, generator
+from fedmpi.ground.text import Log, short
 from fedmpi.oracles.base import seed_all
-from fedmpi.settings import setting
-from fedmpi.streams import FIRST, WHOLE, derive, generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
 from fedmpi.tasks.metrics import ANSWERS, OUTPUTS, PADDING, Answers, Metric, crossing, last_layer, or_nan
 from fedmpi.tasks.same_tests import check_same_tests
-from fedmpi.text import Log, short
 
 log = Log(__name__)
 
@@ -157,7 +157,7 @@ class LoadedOwnTask(LoadedTask):
         self._tests_of_clients = [_own_test(task, client, number) for client in context.clients]
         self.has_own_tests = type(task).test_of is not Task.test_of
         self._form = {"kind": task.outputs or "scores"}  # of outputs, see `Answers`
-        self._kinds_of_outputs = "classes"  # for `fedmpi.predict`
+        self._kinds_of_outputs = "classes"  # for `fedmpi.cli.predict`
         self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
         self._of_metrics = f"; {', '.join(self._metrics)}: of all samples" if self._metrics else ""
         self.measured = self._of_metrics.removeprefix("; ")

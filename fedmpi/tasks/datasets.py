@@ -12,13 +12,13 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.data.source import SPLITS, check_labels
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.streams import derive
+from fedmpi.ground.text import short
 from fedmpi.oracles.base import seed_all
-from fedmpi.streams import derive
 from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.tasks.same_tests import check_same_tests
-from fedmpi.text import short
 
 IN_MEMORY = (TensorDataset, np.ndarray, torch.Tensor, list, tuple)  # whose items never change
 

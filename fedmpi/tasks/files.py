@@ -1,11 +1,11 @@
 """Which file a client's data are in: one that all clients share, or one of its own."""
 
 from fedmpi.comm.agreement import agree
-from fedmpi.data.hdf5 import files_of
 from fedmpi.data.same_files import check_same_files
 from fedmpi.data.source import find_file, names_silos, silo_path
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import files_of
+from fedmpi.ground.settings import setting
 
 OWN_FILES = (
     "whether the file that --data names is another one on each rank, that of the rank's client: it then stays there, "

@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedmpi.data.hdf5 import files_of
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
-from fedmpi.errors import UserError
-from fedmpi.run_files import PARTITION
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import files_of
+from fedmpi.ground.files.run_files import PARTITION
+from fedmpi.ground.settings import setting
+from fedmpi.ground.text import Log
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
-from fedmpi.text import Log
 
 log = Log(__name__)
 

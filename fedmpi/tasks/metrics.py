@@ -10,10 +10,10 @@ import warnings
 import numpy as np
 import torch
 
-from fedmpi.errors import UserError
-from fedmpi.registry import import_path
-from fedmpi.settings import nearest
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import import_path
+from fedmpi.ground.settings import nearest
+from fedmpi.ground.text import short
 
 PADDING = -100  # target that does not count, like nan; the value that torch's losses and Hugging Face's metrics ignore
 LARGEST_TABLE = 10_000  # numbers in a vector or matrix that a metric returns

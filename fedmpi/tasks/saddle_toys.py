@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from fedmpi.settings import setting
-from fedmpi.streams import generator
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import generator
 from fedmpi.tasks.auc import auc_loss
 from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.toys import LoadedPoint, Slow, SlowProblem, distance_to

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fedmpi.data.same_files import allgather_salted, common_salt, in_groups
-from fedmpi.errors import AgreedUserError
+from fedmpi.ground.errors import AgreedUserError
 from fedmpi.oracles.base import generators_kept, seed_all
 
 FEW = 10  # items that are compared of a Dataset that reads or computes its items

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedmpi.data.hdf5 import files_of, readable
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import input_shape
 from fedmpi.data.source import HDF5Source, find_file, pool_normalisation
-from fedmpi.errors import UserError
-from fedmpi.run_files import PARTITION
-from fedmpi.settings import setting
-from fedmpi.streams import generator
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import files_of, readable
+from fedmpi.ground.files.run_files import PARTITION
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import generator
 from fedmpi.tasks.custom import LoadedOwnTask, Task
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 

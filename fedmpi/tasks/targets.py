@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
+from fedmpi.ground.text import short
 from fedmpi.tasks.custom import Task
-from fedmpi.text import short
 
 LOSSES = {"squared": functional.mse_loss, "absolute": functional.l1_loss, "huber": functional.huber_loss}
 

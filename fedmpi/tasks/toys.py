@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
-from fedmpi.streams import FIRST, WHOLE, generator
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import FIRST, WHOLE, generator
 from fedmpi.tasks.base import BaseTask, LoadedTask, constructor_of
 
 

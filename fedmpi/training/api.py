@@ -15,22 +15,22 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree
+from fedmpi.comm.job.equality import check_same_model
+from fedmpi.comm.job.opening import TIMEOUT, close_link, open_link
+from fedmpi.comm.job.ranks import end_at_once
 from fedmpi.config.build import CHOICES, STAGES
 from fedmpi.config.grammar import FLAGS, SWITCHES, Given, flatten
-from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
-from fedmpi.machine.cores import run_on, usable_cores
-from fedmpi.machine.devices import WORKSPACE, arithmetic_kept
-from fedmpi.machine.memory import return_freed_memory
-from fedmpi.membership.equality import check_same_model
-from fedmpi.membership.opening import TIMEOUT, close_link, open_link
+from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.ground.machine.cores import run_on, usable_cores
+from fedmpi.ground.machine.devices import WORKSPACE, arithmetic_kept
+from fedmpi.ground.machine.memory import return_freed_memory
+from fedmpi.ground.text import Log
 from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
-from fedmpi.program.ranks import end_at_once
 from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.tasks.datasets import classification_of
 from fedmpi.tasks.targets import KINDS, task_of
-from fedmpi.text import Log
 from fedmpi.training import baselines
 from fedmpi.training.build import read_config
 from fedmpi.training.early_stopping import Callbacks

@@ -10,11 +10,11 @@ from fedmpi.aggregation.sending import Sending
 from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.link import Traffic
 from fedmpi.config.resume import AUTO
-from fedmpi.errors import Diverged, UserError
-from fedmpi.run_files import find_checkpoints, is_complete
+from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.ground.files.run_files import find_checkpoints, is_complete
+from fedmpi.ground.text import Log
 from fedmpi.runs import baselines
 from fedmpi.runs.record import HELD_OUT
-from fedmpi.text import Log
 from fedmpi.training import loop
 from fedmpi.training.early_stopping import Callbacks, selection_goal
 

@@ -10,29 +10,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.comm.agreement import agree, check_equal, share
 from fedmpi.comm.faults.mitigation import why_unavailable
-from fedmpi.comm.launch import check_launch
+from fedmpi.comm.job.code import LossOf, check_same_code
+from fedmpi.comm.job.equality import check_same_model, check_software
+from fedmpi.comm.job.opening import check_alone
 from fedmpi.comm.link import Link
+from fedmpi.comm.start.launch import check_launch
 from fedmpi.config.build import Config, resolve, same_on_all_ranks
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
 from fedmpi.data.same_files import check_same_files
 from fedmpi.data.sampler import LastBatch
-from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
-from fedmpi.machine.cores import BY_LOAD, VARIABLES, choose_threads
-from fedmpi.machine.devices import bind_to_near_cores, pick_device, set_arithmetic, warn_if_shared
-from fedmpi.machine.memory import keep_freed_memory
-from fedmpi.membership.code import LossOf, check_same_code
-from fedmpi.membership.equality import check_same_model, check_software
-from fedmpi.membership.opening import check_alone
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.cores import BY_LOAD, VARIABLES, choose_threads
+from fedmpi.ground.machine.devices import bind_to_near_cores, pick_device, set_arithmetic, warn_if_shared
+from fedmpi.ground.machine.memory import keep_freed_memory
+from fedmpi.ground.text import Log
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import initial_files, read_initial
 from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
-from fedmpi.text import Log
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, model_class, try_goal, try_metrics, try_training
 from fedmpi.training.slow_steps import SlowSteps

@@ -3,9 +3,9 @@
 import json
 
 from fedmpi.comm.agreement import agree, allgather_lines, share
-from fedmpi.data.checksum import file_digest, salted
+from fedmpi.ground.files.checksum import file_digest, salted
+from fedmpi.ground.text import Log
 from fedmpi.runs.data_files import difference, read_data_files, write_data_files
-from fedmpi.text import Log
 
 log = Log(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fedmpi.comm.agreement import agree
 from fedmpi.config.run import read_condition
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.record import HELD_OUT
 
 _COMPARISONS = {

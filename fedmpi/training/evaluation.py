@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from fedmpi.errors import Diverged
+from fedmpi.ground.errors import Diverged
+from fedmpi.ground.text import format_count
 from fedmpi.tasks.base import Metrics
-from fedmpi.text import format_count
 
 # The gradients must pass over the training data so often that one more pass, the last evaluation, costs little.
 PASSES = 5

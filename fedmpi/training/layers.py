@@ -1,7 +1,7 @@
 """Which layers are private or frozen: patterns of names, as `--private` and `--freeze` give them. Not collective."""
 
-from fedmpi.errors import UserError
 from fedmpi.federation.private import matching, private_places
+from fedmpi.ground.errors import UserError
 
 
 def freeze(module, text):

@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 import torch
 
-from fedmpi.checkpoints.files import Damaged, checkpoint_folder, read_manifest
-from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.agreement import agree, allgather_lines, share
+from fedmpi.comm.job.replicas import check_replicas, check_result
+from fedmpi.comm.job.signals import StopSignals, stopping_signal
 from fedmpi.config.resume import AUTO
-from fedmpi.errors import AgreedUserError, Diverged, Stopped, UserError
-from fedmpi.membership.replicas import check_replicas, check_result
-from fedmpi.program.signals import StopSignals, stopping_signal
-from fedmpi.registry import command_name
-from fedmpi.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
+from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.ground.files.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
+from fedmpi.ground.registry import command_name
+from fedmpi.ground.text import Log
+from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manifest
+from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
-from fedmpi.text import Log
 from fedmpi.training import cross_site
 from fedmpi.training.build import Job, prepare
 from fedmpi.training.data_account import account_for_data

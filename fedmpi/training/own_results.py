@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from fedmpi.text import Log, format_ranges
+from fedmpi.ground.text import Log, format_ranges
 from fedmpi.training.early_stopping import goal_of_client, selection_goal
 
 log = Log(__name__)

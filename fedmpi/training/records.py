@@ -1,6 +1,6 @@
 """The records of a run whose rank 0 may be lost: then the lowest rank that is left writes them. Not collective."""
 
-from fedmpi.run_files import RECORDS
+from fedmpi.ground.files.run_files import RECORDS
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
 from fedmpi.runs.trackers.base import make_trackers

@@ -9,14 +9,14 @@ import tempfile
 import torch
 
 from fedmpi.comm.link import describe_clients
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import BEST_SO_FAR, CLIENT_MODEL
+from fedmpi.ground.registry import command_name
+from fedmpi.ground.streams import generator
+from fedmpi.ground.text import Log, format_bytes, short, spread_in_words, table
 from fedmpi.oracles.architecture import as_json, unwrapped
-from fedmpi.registry import command_name
-from fedmpi.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.runs.model_files import complete, load_values, read_state, save_client_model, save_hdf5, save_model
 from fedmpi.runs.record import is_beside, less_is_better
-from fedmpi.streams import generator
-from fedmpi.text import Log, format_bytes, short, spread_in_words, table
 from fedmpi.training.early_stopping import selection_goal
 from fedmpi.training.model import describe_model, model_class
 

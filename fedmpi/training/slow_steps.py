@@ -5,8 +5,8 @@ import platform
 
 import torch
 
-from fedmpi.machine.cores import core_quota, seconds_without_core
-from fedmpi.text import Log
+from fedmpi.ground.machine.cores import core_quota, seconds_without_core
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 

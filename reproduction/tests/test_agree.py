@@ -6,7 +6,7 @@ import shutil
 import pytest
 from helpers import ROOT
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.comparison import Spread
 from reproduction.agree import _is_near, compare, report
 from reproduction.experiment import find_experiments

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import yaml
 
-from fedmpi.presets import preset_names, preset_path
+from fedmpi.config.presets import preset_names, preset_path
 from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder
 from reproduction.claims import outcomes

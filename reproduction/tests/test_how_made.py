@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from helpers import ROOT
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from reproduction import orders
 from reproduction.csv_files import read_rows
 from reproduction.experiment import find_experiments, read_experiment

@@ -12,13 +12,13 @@ import yaml
 from helpers import LIMIT, ROOT, wait_for
 from tiny import TINY, reproduce, rows
 
-from fedmpi.sweep.local import is_running
-from fedmpi.sweep.plan import Plan, Planned
+from fedmpi.cli.sweep.local import is_running
+from fedmpi.cli.sweep.plan import Plan, Planned
 from reproduction.experiment import SCALES, experiment_names, find_experiments
 from reproduction.results import left_to_make, paths
 from reproduction.running import How, plan_runs
 
-pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
+pytestmark = pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/runs", "fedmpi/config/presets")
 
 FIRST = {"task": "quadratic", "clients": 2, "rounds": 2, "local_steps": 1, "eval_every": 2}
 RESULTS = ROOT / "reproduction" / "results"
@@ -64,7 +64,7 @@ def test_a_changed_first_run_is_noticed_after_its_folder_was_deleted(tmp_path):
     assert reproduce(file, *words).stdout.count(" 1 of them still to do") == 2
 
 
-@pytest.mark.rarely("reproduction", "fedmpi/algorithms", "fedmpi/config", "fedmpi/presets", "fedmpi/settings.py")
+@pytest.mark.rarely("reproduction", "fedmpi/algorithms", "fedmpi/config", "fedmpi/ground/settings.py")
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_seed_can_be_added_to_all_committed_results(scale):
     """Also to runs that were compiled for a GPU: what was run is still what would be run."""

@@ -14,8 +14,8 @@ from helpers import ROOT, execute
 from test_report import make_run
 
 from fedmpi.config.grammar import read_file
-from fedmpi.errors import UserError
-from fedmpi.run_files import MODEL, RECORDS, SETTINGS
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import MODEL, RECORDS, SETTINGS
 from reproduction import experiment as experiment_module
 from reproduction.__main__ import listing
 from reproduction.csv_files import write_tables

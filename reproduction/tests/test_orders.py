@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from reproduction import grids, orders
 from reproduction.experiment import find_experiments
 from reproduction.tests.tiny import reproduce

@@ -13,15 +13,15 @@ import yaml
 from helpers import ROOT, execute
 from tiny import TINY, reproduce, rows
 
+from fedmpi.cli.sweep.plan import make_plan
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import UserError
+from fedmpi.config.presets import preset_path
 from fedmpi.federation.participation import draw_participants
-from fedmpi.own_files import check_replaceable
-from fedmpi.presets import preset_path
-from fedmpi.presets.reading import read_settings_file
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_replaceable
+from fedmpi.ground.files.settings_files import read_settings_file
+from fedmpi.ground.text import as_markdown, format_metric
 from fedmpi.runs.folder import is_run, read_run
-from fedmpi.sweep.plan import make_plan
-from fedmpi.text import as_markdown, format_metric
 from reproduction.__main__ import CPU_TIMES, listing
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, ordering
 from reproduction.csv_files import write_tables
@@ -41,7 +41,7 @@ from reproduction.running import was_continued
 from reproduction.strength import AHEAD
 from reproduction.summary import PAGES, Row, _count, _outcomes, _with_ends, texts
 
-pytestmark = pytest.mark.rarely("reproduction", "fedmpi/sweep", "fedmpi/runs", "fedmpi/presets")
+pytestmark = pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/runs", "fedmpi/config/presets")
 
 EXPERIMENTS = find_experiments(["all"])
 RUN = [one for one in EXPERIMENTS if one.scales]
@@ -357,7 +357,7 @@ def test_a_job_array_makes_the_same_runs(tmp_path):
     assert len({run.name for run in plan.runs}) == 6
     assert {run.varied["algorithm"] for run in plan.runs} == {"fedavg", "fafed"}
     folder = tmp_path / "runs" / "tiny" / "small"
-    words = [sys.executable, "-m", "fedmpi.sweep", "--out", folder, "--plan", folder / "plan.yaml"]
+    words = [sys.executable, "-m", "fedmpi.cli.sweep", "--out", folder, "--plan", folder / "plan.yaml"]
     execute([*words, "--metric", "train_loss"], cwd=ROOT)  # as the array's tasks
     words = ("--seeds", "0,1", "--out", tmp_path / "runs", "--results", tmp_path / "results")
     ended = reproduce(file, *words)

@@ -21,11 +21,11 @@ from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import CentredClipping, Median
 from fedmpi.aggregation.sending import Sending, chosen, in_codec
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.private import PRIVATE
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 from fedmpi.oracles import FunctionOracle
-from fedmpi.registry import known
 
 OPTIMA = np.array([[4.0, -1.0], [0.0, 2.0], [-3.0, 1.0]])
 
@@ -127,7 +127,7 @@ def test_control_variates_take_note_of_what_is_read(name, codec):
 @pytest.mark.parametrize("name", ["fedavg", "fafed", "scaffold", "local_adam", "mimeadam", "fedavg_m_vr", "coda"])
 def test_a_codec_without_loss_changes_nothing(name):
     given = {"x0": [5.0, 5.0, 1.0], "rounds": 4, "num_clients": 3}
-    algorithm = fedmpi.registry.find("algorithm", name, fedmpi.algorithms, fedmpi.algorithms.Algorithm)()
+    algorithm = fedmpi.ground.registry.find("algorithm", name, fedmpi.algorithms, fedmpi.algorithms.Algorithm)()
     found = [
         fedmpi.simulate(algorithm, lambda i, x, sample: x.numpy() - i, sending=Sending(codec=codec), **given)
         for codec in (None, Doubled(), RandomK(fraction=1.0))

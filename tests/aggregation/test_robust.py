@@ -9,7 +9,7 @@ import torch
 import fedmpi
 from fedmpi.aggregation import Aggregation
 from fedmpi.aggregation.robust import CentredClipping, Median, TrimmedMean, trimmed_mean
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 ROWS = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [2, 1, 0], [100, -100, 50]], dtype=torch.float64)
 

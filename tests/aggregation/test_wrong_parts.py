@@ -11,7 +11,7 @@ from fedmpi.aggregation.codecs import Codec
 from fedmpi.aggregation.codecs.random_k import RandomK
 from fedmpi.aggregation.robust import Median
 from fedmpi.aggregation.stages import Stage
-from fedmpi.errors import Diverged, UserError
+from fedmpi.ground.errors import Diverged, UserError
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -12,7 +12,7 @@ CLASS = '''
 import dataclasses
 
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.settings import setting
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +53,8 @@ def copy(tmp_path_factory):
     copy = tmp_path_factory.mktemp("tree")
     shutil.copytree(ROOT / "fedmpi", copy / "fedmpi", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests" / "algorithms", copy / "tests" / "algorithms")
-    for name in (
-        "pytest.ini",
-        "tests/conftest.py",
-        "tests/helpers.py",
-        "tests/rarely.py",
-        "tests/warm.py",
-        "tests/warm_server.py",
-    ):
+    shutil.copytree(ROOT / "tests" / "machinery", copy / "tests" / "machinery")
+    for name in ("pytest.ini", "tests/conftest.py"):
         shutil.copy(ROOT / name, copy / name)
     (copy / "fedmpi" / "algorithms" / "heavy_ball.py").write_text(CLASS.lstrip(), encoding="utf-8")
     with open(copy / "tests" / "algorithms" / "reference.py", "a", encoding="utf-8") as file:

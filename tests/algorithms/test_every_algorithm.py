@@ -46,12 +46,12 @@ from fedmpi.algorithms import (
     schedules,
 )
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import command_name, find, known
 from fedmpi.oracles import FunctionOracle
-from fedmpi.registry import command_name, find, known
 
 DIM = 5
 LAYERS = [slice(0, 2), slice(2, 3), slice(3, 5)]

@@ -12,10 +12,10 @@ import fedmpi
 from fedmpi.algorithms import FAFED, STEM, FedAvg
 from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLocalSGDA
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.ground.errors import UserError
 from fedmpi.oracles import FunctionOracle
 from fedmpi.tasks.auc import auc_loss
 

@@ -18,7 +18,7 @@ from fedmpi import simulate
 from fedmpi.algorithms import Algorithm
 from fedmpi.config.build import read_command_line
 from fedmpi.federation.participation import draw_participants
-from fedmpi.registry import known
+from fedmpi.ground.registry import known
 
 PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
 ROWS = re.findall(

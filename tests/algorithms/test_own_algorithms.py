@@ -8,7 +8,7 @@ import torch
 
 from fedmpi import Algorithm, simulate
 from fedmpi.algorithms import FAFED, MBSTORM, FedAMS, FedAvg
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 
 def gradient(client, x, sample):

@@ -9,8 +9,8 @@ import torch
 import fedmpi.algorithms
 from fedmpi import simulate
 from fedmpi.algorithms import Algorithm, DiLoCo, FedAdam, FedAMS, FedAvg, FedYogi, MimeAdam
-from fedmpi.errors import UserError
-from fedmpi.registry import known
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 
 ROUNDS = 20
 X0 = np.array([1.0, -0.5, 0.0, 2.0])

@@ -4,7 +4,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.window import divide_and_spread
+from fedmpi.comm.sums.window import divide_and_spread
 
 
 class Divisors(TorchDispatchMode):

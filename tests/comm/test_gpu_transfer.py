@@ -5,7 +5,7 @@ import sys
 import pytest
 from helpers import start
 
-from fedmpi.comm.gpu_transfer import why_not
+from fedmpi.comm.start.gpu_transfer import why_not
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_answers(program, answer, monkeypatch):
 def test_a_rank_tries_it_in_a_process_of_its_own(any_mpi):
     """On the CPU, whose memory MPI reads; a device that is not there ends the process."""
     code = (
-        "from mpi4py import MPI; from fedmpi.comm.gpu_transfer import why_not; "
+        "from mpi4py import MPI; from fedmpi.comm.start.gpu_transfer import why_not; "
         "print(repr((why_not('cpu'), why_not('cuda:0'))))"
     )
     done = start(2, "-c", code, mpi=any_mpi)

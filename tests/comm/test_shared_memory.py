@@ -1,11 +1,11 @@
-"""What fedmpi does where MPI would find little shared memory; real jobs with it are in tests/membership."""
+"""What fedmpi does where MPI would find little shared memory; real jobs with it are in tests/comm/job."""
 
 import os
 import types
 
 import pytest
 
-from fedmpi.comm import shared_memory
+from fedmpi.comm.start import shared_memory
 
 MIB = 1 << 20
 

@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from fedmpi.comm import launch
 from fedmpi.comm.link import describe_clients
+from fedmpi.comm.start import launch
 
 OTHER_MPI = "this mpirun belongs to another MPI than mpi4py's, {} (python -m mpi4py --mpi-library)"
 BY_SRUN = "mpi4py uses {}, which needs srun --mpi={}, or its own mpirun instead of srun"

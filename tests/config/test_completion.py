@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmpi.completion.__main__ import SHELLS, _parsers, main
+from fedmpi.cli.completion.__main__ import SHELLS, _parsers, main
 
 
 def options(program):

@@ -10,9 +10,9 @@ from fedmpi.config.build import CHOICES, Config, read_command_line
 from fedmpi.config.foreign_names import OURS
 from fedmpi.config.layers import read_layers
 from fedmpi.config.run import RunSettings
-from fedmpi.errors import UserError
 from fedmpi.federation import costs
-from fedmpi.registry import known
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 
 
 def read(*words):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import yaml
 
-from fedmpi import settings
+from fedmpi.cli.sweep.plan import make_plan
 from fedmpi.config import run as run_settings
 from fedmpi.config.build import CHOICES, STAGES, read_command_line
 from fedmpi.config.grammar import (
@@ -21,9 +21,9 @@ from fedmpi.config.grammar import (
     typed,
 )
 from fedmpi.config.run import GROUPS, RunSettings, role
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
-from fedmpi.sweep.plan import make_plan
+from fedmpi.ground import settings
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import fedmpi
 import fedmpi.algorithms
 from fedmpi.config.build import read_command_line
 from fedmpi.config.grammar import read_file
-from fedmpi.errors import UserError
-from fedmpi.presets.reading import LARGEST_FILE
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.settings_files import LARGEST_FILE
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n" for old, new in zip("abcdef", "bcdefg")

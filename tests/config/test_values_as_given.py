@@ -14,8 +14,8 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line, resolve
 from fedmpi.config.grammar import read_file
 from fedmpi.config.layers import read_layers
-from fedmpi.errors import UserError
-from fedmpi.presets.reading import settings_text
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.settings_files import settings_text
 from fedmpi.training.api import _read
 from fedmpi.training.build import read_config
 

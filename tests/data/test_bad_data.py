@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedmpi.comm.link import SoloLink
-from fedmpi.data.hdf5 import files_of
 from fedmpi.data.partitions import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source, open_source, silo_path
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import files_of
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 from fedmpi.training.data_account import account_for_data
@@ -364,7 +364,7 @@ def account(tmp_path, files, folder, origin=None):
 
 def test_the_account_of_the_data_says_neither_which_file_nor_its_plain_checksum(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("fedmpi.data.checksum.SETTLED_SECONDS", 0)
+    monkeypatch.setattr("fedmpi.ground.files.checksum.SETTLED_SECONDS", 0)
     paths = [write(tmp_path / "secret_0.h5"), write(tmp_path / "secret_1.h5", {"silo": "Bonn"})]
     plain = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     one, two = (account(tmp_path, paths, name) for name in ("one", "two"))

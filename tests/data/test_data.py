@@ -15,14 +15,14 @@ from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler, LastBatch
 from fedmpi.data.samples import Augmentation, Samples
 from fedmpi.data.source import HDF5Source, open_source
-from fedmpi.data.writer import write_file
-from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
-from fedmpi.machine.devices import fits
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.devices import fits
+from fedmpi.ground.streams import FIRST
 from fedmpi.oracles import AutogradOracle, seed_noise
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.streams import FIRST
+from fedmpi.prepare.writer import write_file
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 

@@ -6,11 +6,11 @@ import pytest
 from helpers import PROGRAMS, start
 
 import fedmpi.data.partitions
-from fedmpi.data import checksum
-from fedmpi.data.checksum import file_digest
 from fedmpi.data.partitions.base import Partition
-from fedmpi.errors import UserError
-from fedmpi.registry import known
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files import checksum
+from fedmpi.ground.files.checksum import file_digest
+from fedmpi.ground.registry import known
 
 OTHER_FILE = r"nothing: task.data = \S+: is another file, with other content, on different ranks \(rank 0; rank 1.*\)"
 OTHER_TESTS = r"nothing: the test data are others on different ranks \(rank 0; rank 1.*\): expected the same on all"
@@ -37,7 +37,7 @@ def test_files_that_differ_never_leave_their_rank(tmp_path, ranks, clients_per_r
     if clients_per_rank == 1:
         expected = CASES | {f"own {kind}": KEEPS for kind in KINDS} | {"own text": "words: trained"}
         expected |= {f"own, {part}": KEEPS for part in ("at once", "first half", "second half")}
-        assert "accuracy" in ended.stdout.split("\ndone\n")[1]  # of python -m fedmpi.evaluate
+        assert "accuracy" in ended.stdout.split("\ndone\n")[1]  # of python -m fedmpi.cli.evaluate
     else:
         refused = r"nothing: task.own_files = true, task.data = \S+: each rank's file is that of its client, and 6 cl"
         expected = CASES | {f"own {kind}": refused for kind in [*KINDS, "text"]}

@@ -11,7 +11,7 @@ import fedmpi.algorithms
 from fedmpi.algorithms import CODA, SCAFFOLD, SCAFFOLDM, Algorithm, FedAvg, LocalAMSGrad, MimeAdam
 from fedmpi.federation import costs
 from fedmpi.federation import simulate as simulation
-from fedmpi.registry import command_name, find, known
+from fedmpi.ground.registry import command_name, find, known
 
 EVERY_CLASS = list(known(fedmpi.algorithms, Algorithm).values())
 

@@ -18,8 +18,8 @@ from fedmpi.aggregation.robust import Median, TrimmedMean
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.norm_bound import NormBound
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import Diverged, UserError
 from fedmpi.federation import Federation, Plan, Variables
+from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles import FunctionOracle
 
 SENDINGS = {

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedmpi.errors import UserError
 from fedmpi.federation import Plan
 from fedmpi.federation.participation import draw_participants, spread
+from fedmpi.ground.errors import UserError
 
 
 def test_a_round_of_all_and_of_some():

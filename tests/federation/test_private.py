@@ -8,12 +8,12 @@ import torch
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
 from fedmpi.federation import Plan, Variables
 from fedmpi.federation.rounds import Federation
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 from fedmpi.oracles import FunctionOracle
 from fedmpi.oracles.flat_module import BufferPart
-from fedmpi.registry import known
 
 DIM, CENTRES, PRIVATE = 6, (1.0, -2.0, 4.0), (slice(0, 2),)
 START = torch.linspace(0, 1, DIM, dtype=torch.float64)

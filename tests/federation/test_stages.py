@@ -22,8 +22,8 @@ from fedmpi.aggregation.stages import SecretStream, Sent, Stage
 from fedmpi.aggregation.stages.norm_bound import PIECE, NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import Diverged, UserError
 from fedmpi.federation import Federation, Plan, Variables
+from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles import FunctionOracle
 
 DIM = 4

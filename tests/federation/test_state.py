@@ -20,8 +20,8 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.nested import flatten, unflatten
+from fedmpi.ground.part import Part
 from fedmpi.oracles import FunctionOracle, OracleKind
-from fedmpi.part import Part
 from fedmpi.training.build import prepare
 from fedmpi.training.loop import train
 

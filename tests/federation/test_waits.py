@@ -15,9 +15,9 @@ import fedmpi.federation.rounds
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import Diverged
 from fedmpi.federation.losses import Losses
-from fedmpi.registry import known
+from fedmpi.ground.errors import Diverged
+from fedmpi.ground.registry import known
 from fedmpi.training.build import prepare
 
 LOOKS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal"}

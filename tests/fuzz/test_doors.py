@@ -13,14 +13,14 @@ import yaml
 from helpers import execute
 
 import fedmpi
+from fedmpi.cli.evaluate.__main__ import _run as evaluate
+from fedmpi.cli.predict.__main__ import main as predict
+from fedmpi.cli.report.__main__ import main as report
+from fedmpi.cli.sweep.__main__ import main as sweep
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.data.__main__ import main as data
-from fedmpi.errors import Diverged, UserError
-from fedmpi.evaluate.__main__ import _run as evaluate
-from fedmpi.predict.__main__ import main as predict
-from fedmpi.report.__main__ import main as report
-from fedmpi.sweep.__main__ import main as sweep
+from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.prepare.__main__ import main as data
 from fedmpi.training.loop import train
 
 FEW_SEEDS = [pytest.param(range(4), id="short"), pytest.param(range(4, 200), id="long", marks=pytest.mark.slow)]
@@ -99,7 +99,7 @@ def base(tmp_path_factory):
     with pytest.MonkeyPatch.context() as context:
         context.chdir(folder)
         DOORS["train"][0](f"{SILOS} --rounds 2 --out . --name it --holdout 0.2 --task.metrics f1,confusion".split())
-    ended = execute([sys.executable, "-m", "fedmpi.sweep", *GRID.split()], cwd=folder)  # it forks
+    ended = execute([sys.executable, "-m", "fedmpi.cli.sweep", *GRID.split()], cwd=folder)  # it forks
     assert ended.returncode == 0, ended.stderr
     check_harmless(ended.stdout + ended.stderr, "sweep")
     return folder

@@ -18,17 +18,17 @@ from torch import nn
 import fedmpi.algorithms
 import fedmpi.data.partitions
 from fedmpi.algorithms import Algorithm
+from fedmpi.cli.predict.__main__ import _run as predict
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import RunSettings
 from fedmpi.data.partitions import Even, Partition
-from fedmpi.errors import Diverged, UserError
+from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.ground.registry import known
+from fedmpi.ground.settings import roles
 from fedmpi.models.mlp import MLP
-from fedmpi.predict.__main__ import _run as predict
-from fedmpi.registry import known
 from fedmpi.runs.folder import find_runs
-from fedmpi.settings import roles
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 from fedmpi.training.build import prepare

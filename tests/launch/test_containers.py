@@ -37,7 +37,7 @@ def test_an_image_has_all_that_the_installation_needs(tmp_path, name):
     words = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--target", tmp_path / "installed"]
     installed = execute([sys.executable, "-m", "pip", *words, tmp_path / "fedmpi"])
     assert installed.returncode == 0, installed.stderr
-    code = "import fedmpi.presets, fedmpi; print(fedmpi.__file__)"
+    code = "import fedmpi.config.presets, fedmpi; print(fedmpi.__file__)"
     ended = execute([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path / "installed")}, cwd=tmp_path)
     assert ended.stdout.strip() == str(tmp_path / "installed/fedmpi/__init__.py"), ended.stderr
     (tmp_path / "work").mkdir()

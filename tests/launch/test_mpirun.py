@@ -9,11 +9,11 @@ import sys
 import pytest
 from helpers import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
 
-from fedmpi.comm.launch import check_launch
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
-from fedmpi.machine.cores import usable_cores
-from fedmpi.run_files import find_checkpoints
+from fedmpi.comm.start.launch import check_launch
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import find_checkpoints
+from fedmpi.ground.machine.cores import usable_cores
 
 SCRIPT = ROOT / "launch" / "mpirun.sh"
 DIES = PROGRAMS / "dies_once.py"

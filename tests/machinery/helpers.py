@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 WARM = "FEDMPI_TEST_WARM"  # the variable that names the socket of the fork server
 LIMIT = 600  # seconds for one program: the slowest of them needs a minute, on a busy machine eight times as long
@@ -142,7 +142,7 @@ def fork_server():
     """A context with a `warm_server.py`, which processes find by the variable `WARM`."""
     with tempfile.TemporaryDirectory(prefix="fedmpi-warm-") as folder:  # a short name, for a socket
         variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        words = [sys.executable, ROOT / "tests" / "warm_server.py", f"{folder}/socket"]
+        words = [sys.executable, ROOT / "tests" / "machinery" / "warm_server.py", f"{folder}/socket"]
         server = subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**os.environ, **variables}, cwd="/")
         os.environ[WARM] = f"{folder}/socket"
         try:

@@ -1,4 +1,4 @@
-"""Change single places of fedmpi and see whether its tests notice: ``python tests/mutate.py --number 300``.
+"""Change single places of fedmpi and see whether its tests notice: ``python tests/machinery/mutate.py --number 300``.
 
 First the tests run once, and coverage.py (``pip install coverage``) records which test runs which line, also in ranks.
 Then each change is made in a copy of the last commit, and the tests that run its line, quickest first, run in it until
@@ -151,7 +151,7 @@ def record_lines(folder, words):
         f"[run]\nparallel = true\ndata_file = {folder}/lines\ncontext = ${{PYTEST_CURRENT_TEST-}}\n"
         f"include = {ROOT}/fedmpi/*\ncore = ctrace\npatch = _exit\n"
     )
-    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'machinery'}"
     variables = {"COVERAGE_PROCESS_START": str(settings), TIMES: str(folder / "times"), "PYTHONPATH": paths, WARM: ""}
     commands = [[*PYTEST, "-p", "mutate", "-n", "4", *(words or ["tests", "reproduction/tests"]), "--ignore", MPI]]
     commands += [] if words else [["mpirun", "-np", "2", *PYTEST, "-p", "mutate", "--with-mpi", MPI]]

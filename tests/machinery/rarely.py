@@ -15,15 +15,16 @@ import pathlib
 import re
 import subprocess
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 GREEN = ROOT / "tests" / "all_passed"  # a commit
-SLOW = ("bench", "checkpoints", "doctor", "evaluate", "fuzz", "launch", "membership", "own_loop", "predict", "presets")
-SLOW += ("program", "report", "slurm", "sweep", "test_public_face.py", "test_python_api.py", "training")
-BESIDE = ("docs", "examples", "launch", "presets", "reproduction", "slurm")  # places outside the package
-FOUND_BY_NAME = ("aggregation", "algorithms", "data", "models", "oracles", "presets", "tasks")  # rooms with plug-ins
+SLOW = ("cli", "comm/job", "config/presets", "fuzz", "launch", "own_loop", "runs/checkpoints", "slurm", "training")
+SLOW += ("test_public_face.py", "test_python_api.py")
+BESIDE = ("docs", "examples", "launch", "reproduction", "slurm")  # places outside the package
+DEEP = ("cli", "comm", "config", "ground", "runs")  # rooms whose parts count as rooms
+FOUND_BY_NAME = ("aggregation", "algorithms", "config/presets", "data", "models", "oracles", "tasks")  # with plug-ins
 # What jobs of SLURM go through.
 SLURM = ("slurm", "launch", "reproduction/job.sbatch", "tests/slurm")
-SLURM += tuple(f"fedmpi/{room}" for room in ("checkpoints", "comm", "doctor", "membership", "program", "runs", "sweep"))
+SLURM += tuple(f"fedmpi/{room}" for room in ("cli/doctor", "cli/sweep", "comm", "runs"))
 
 
 def changed_since_green():
@@ -51,7 +52,7 @@ def goes_through(file):
         file: a `pathlib.Path`. A file with tests that start programs goes through all of ``fedmpi.train``.
     """
     text, imports = file.read_text(encoding="utf-8"), _imports()
-    named = {*re.findall(r"\bfedmpi[./](\w+)", text)}
+    named = {_room(words) for words in re.findall(r"\bfedmpi[./](\w+)(?:[./](\w+))?", text)}
     named |= {"train", *FOUND_BY_NAME} if re.search(r"^from helpers import", text, re.MULTILINE) else set()
     named |= set() if named <= imports.keys() else {*imports}  # an object, like fedmpi.join: it may be anywhere
     found = set()
@@ -59,7 +60,7 @@ def goes_through(file):
         found |= named
         named = {other for name in named for other in imports.get(name, ())} - found
     beside = [place for place in BESIDE if re.search(rf"\b{place}\b", text)]
-    return [f"fedmpi/{name}{'' if (ROOT / 'fedmpi' / name).is_dir() else '.py'}" for name in sorted(found)] + beside
+    return [str(_path(name).relative_to(ROOT)) for name in sorted(found)] + beside
 
 
 @functools.cache
@@ -67,14 +68,27 @@ def _imports():
     """Room, or file beside the rooms, of the package -> those that it imports anywhere in its files."""
     found = {}
     for path in sorted((ROOT / "fedmpi").rglob("*.py")):
-        name = path.relative_to(ROOT / "fedmpi").parts[0].removesuffix(".py")
+        name = _room(path.relative_to(ROOT / "fedmpi").with_suffix("").parts)
         text = path.read_text(encoding="utf-8")
-        others = {*re.findall(r"^\s*(?:from|import) fedmpi\.(\w+)", text, re.MULTILINE)}
-        for names in re.findall(r"^\s*from fedmpi import ([\w, ]+)", text, re.MULTILINE):
-            others |= {*re.findall(r"\w+", names)}
-        others |= {*FOUND_BY_NAME} if "registry" in others else set()
-        found.setdefault(name, {"__init__"}).update(others)
+        others = {_room(words) for words in re.findall(IMPORT, text, re.MULTILINE)}
+        for package, names in re.findall(r"^\s*from fedmpi(?:\.(\w+))? import ([\w, ]+)", text, re.MULTILINE):
+            others |= {_room((package, word) if package else (word,)) for word in re.findall(r"\w+", names)}
+        others |= {*FOUND_BY_NAME} if "ground/registry" in others else set()
+        found.setdefault(name, {"__init__"}).update(other for other in others if _path(other).exists())
     return found
+
+
+IMPORT = r"^\s*(?:from|import) fedmpi\.(\w+)(?:\.(\w+))?"
+
+
+def _room(words):
+    """The room of a path or dotted name below the package; of those in `DEEP`, the part of it."""
+    return "/".join(words[:2]).removesuffix("/__init__").rstrip("/") if words[0] in DEEP else words[0]
+
+
+def _path(room):
+    path = ROOT / "fedmpi" / room
+    return path if path.is_dir() else path.with_suffix(".py")
 
 
 def rooms(changed):

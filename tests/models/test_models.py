@@ -6,13 +6,13 @@ from torch import nn
 
 import fedmpi.models
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 from fedmpi.models.cnn import AttackedCNN, CifarCNN, FashionCNN, LambCNN, MnistCNN
 from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
 from fedmpi.models.resnet import ResNet9, ResNet18
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.registry import known
 from fedmpi.tasks.base import LoadedTask
 
 GREY, COLOUR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)

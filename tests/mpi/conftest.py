@@ -6,7 +6,7 @@ import sys
 import pytest
 from mpi4py import MPI
 
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 
 LIMIT = 300  # seconds of a test; pytest's own limit cannot interrupt a rank that waits inside MPI
 

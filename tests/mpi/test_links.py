@@ -7,11 +7,11 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from fedmpi.bench.timing import Case, time_cases
+from fedmpi.cli.bench.timing import Case, time_cases
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.link import SoloLink
-from fedmpi.comm.mpi import MPILink
-from fedmpi.errors import AgreedUserError, UserError
+from fedmpi.comm.sums.mpi import MPILink
+from fedmpi.ground.errors import AgreedUserError, UserError
 
 pytestmark = pytest.mark.mpi
 

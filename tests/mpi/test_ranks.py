@@ -12,14 +12,14 @@ from fedmpi.aggregation.robust import Median
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
 from fedmpi.comm.faults.rollcall import RollCall
-from fedmpi.errors import Diverged, UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.losses import Losses, Reports
 from fedmpi.federation.participation import Plan, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.ground.streams import generator
 from fedmpi.oracles import FunctionOracle
-from fedmpi.streams import generator
 
 pytestmark = pytest.mark.mpi
 

@@ -14,8 +14,8 @@ from fedmpi.data.partitions import IID, Even, Shared
 from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
-from fedmpi.errors import UserError
 from fedmpi.federation.participation import spread
+from fedmpi.ground.errors import UserError
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 

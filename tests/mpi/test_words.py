@@ -10,7 +10,7 @@ from fedmpi.aggregation.codecs.random_k import RandomK
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.robust import CentredClipping, Median
 from fedmpi.aggregation.sending import Sending
-from fedmpi.streams import generator
+from fedmpi.ground.streams import generator
 
 DIM = 3000
 KINDS = {"v": "square", "delta_c": "difference", "f": "number"}

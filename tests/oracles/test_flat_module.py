@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.oracles.flat_module import FlatModule
 
 

@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.federation.client import Client
+from fedmpi.ground.streams import FIRST, WHOLE
 from fedmpi.models.cnn import FashionCNN, LambCNN
 from fedmpi.oracles import AutogradOracle, captured
 from fedmpi.oracles.base import LocalObjective, may_draw
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.streams import FIRST, WHOLE
 
 INPUTS, LABELS = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
 

@@ -14,8 +14,8 @@ import fedmpi
 from fedmpi.algorithms import FAFED, FAFedZO, FedAvg, FedZO
 from fedmpi.config.build import read_command_line
 from fedmpi.data.sampler import EpochSampler
-from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
+from fedmpi.ground.errors import UserError
 from fedmpi.oracles import Autograd, TwoPoint, two_point
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule

@@ -6,7 +6,7 @@ from helpers import PROGRAMS, start
 from torch import nn
 
 import fedmpi
-from fedmpi.errors import Diverged
+from fedmpi.ground.errors import Diverged
 
 CHECKS = ("hand", "bound", "outer", "diloco", "resume")
 

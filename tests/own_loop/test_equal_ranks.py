@@ -79,7 +79,7 @@ def test_two_settings_files(tmp_path):
     code, lines, _ = two(*files, tmp_path / "runs")
     assert code == 2 and len(lines) == 1 and "rounds is 2 on rank 0, 3 on rank 1" in lines[0]
     assert not (tmp_path / "runs").exists()
-    code, _, shown = two(*files, tmp_path / "runs", "fedmpi.doctor")
+    code, _, shown = two(*files, tmp_path / "runs", "fedmpi.cli.doctor")
     assert code == 2 and re.search("settings .*rounds is 2 on rank 0, 3 on rank 1", shown), shown
 
 

@@ -11,8 +11,8 @@ from helpers import PROGRAMS, start, wait_for
 from test_time_limits import processes_with
 
 import fedmpi
-from fedmpi.errors import AgreedUserError, Diverged
-from fedmpi.membership import exits
+from fedmpi.comm.job import exits
+from fedmpi.ground.errors import AgreedUserError, Diverged
 
 LIMIT = 240  # seconds of one job, which needs 5 to 30 on a machine of its own
 CHECKS = ("any", "mean", "one_pass", "short", "calls", "distributed")

@@ -37,4 +37,4 @@ def test_what_mixes_none_works(how, ranks, said):
 def test_without_other_ranks_only_the_second_thread_fails():
     ended = start(1, PROGRAMS / "other_loops.py", "threads")
     assert ended.returncode == 0 and ended.stdout.count("done") == 1, ended.stderr
-    assert ended.stderr.count("fedmpi.errors.UserError: thread ") == 1, ended.stderr
+    assert ended.stderr.count("fedmpi.ground.errors.UserError: thread ") == 1, ended.stderr

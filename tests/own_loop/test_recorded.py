@@ -13,9 +13,9 @@ from torch import nn
 
 import fedmpi
 from fedmpi import UserError
-from fedmpi.checkpoints.files import read_state, write_state
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.own_loop.objects import Objects
+from fedmpi.runs.checkpoints.files import read_state, write_state
 from fedmpi.runs.initial import read_initial
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedmpi.data.formats import OFFICIAL_READERS, find_reader, idx, images, npz, table, text
-from fedmpi.data.official import OFFICIAL
+from fedmpi.prepare.formats import OFFICIAL_READERS, find_reader, idx, images, npz, table, text
+from fedmpi.prepare.official import OFFICIAL
 
 
 def test_every_official_data_set_has_a_reader():

@@ -15,15 +15,15 @@ import numpy as np
 import pandas
 import pytest
 
-from fedmpi.data.__main__ import main
-from fedmpi.data.commands.show import show_file
-from fedmpi.data.formats.common import ReaderOptions
-from fedmpi.data.hdf5 import readable
-from fedmpi.data.prepare import prepare
+from fedmpi.cli.predict.reading import read_samples
 from fedmpi.data.source import HDF5Source
 from fedmpi.data.text import Text
-from fedmpi.errors import UserError
-from fedmpi.predict.reading import read_samples
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import readable
+from fedmpi.prepare.__main__ import main
+from fedmpi.prepare.commands.show import show_file
+from fedmpi.prepare.formats.common import ReaderOptions
+from fedmpi.prepare.prepare import prepare
 
 
 def array_file(**headers):

@@ -10,7 +10,7 @@ import pytest
 from test_columns import column, prepare, prepared, refused, table
 
 import fedmpi
-from fedmpi.data.formats import notes
+from fedmpi.prepare.formats import notes
 
 DRAW = np.random.default_rng(7)
 AGE = DRAW.integers(20, 90, 200)

@@ -8,7 +8,7 @@ import pandas
 import pytest
 from test_columns import prepared
 
-from fedmpi.data.formats import frames
+from fedmpi.prepare.formats import frames
 
 NUMBERS = np.arange(40)
 FRAME = pandas.DataFrame({"a": NUMBERS % 7 / 2, "b": NUMBERS % 5, "y": np.where(NUMBERS % 2, "yes", "no")})

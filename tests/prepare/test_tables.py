@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from helpers import ROOT, train
 
-from fedmpi.data.__main__ import main
-from fedmpi.data.formats import find_reader
-from fedmpi.data.formats.common import ReaderOptions
-from fedmpi.errors import UserError
-from fedmpi.predict.__main__ import main as predict
+from fedmpi.cli.predict.__main__ import main as predict
+from fedmpi.ground.errors import UserError
+from fedmpi.prepare.__main__ import main
+from fedmpi.prepare.formats import find_reader
+from fedmpi.prepare.formats.common import ReaderOptions
 
 LINES = ["age,sex,ill", "10,f,no", ",m,yes", "30,f,no", "50,,yes", "20,m,no", "40,f,yes"]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.tasks.auc import roc_auc
 
 link = MPILink()

@@ -4,8 +4,8 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from fedmpi.bench import baselines
-from fedmpi.comm.mpi import MPILink
+from fedmpi.cli.bench import baselines
+from fedmpi.comm.sums.mpi import MPILink
 
 CLIENTS, STEPS, BATCH, SAMPLES = 4, 3, 5, 20
 

@@ -15,7 +15,7 @@ def main(how="", seconds="30", code="0", late="0"):
     if how == "late" and NUMBER == 0:
         time.sleep(float(seconds) / 10)
     if how == "without":
-        from fedmpi.comm.mpi_library import begin
+        from fedmpi.comm.start.mpi_library import begin
 
         time.sleep(1000) if NUMBER == 1 else begin(float(seconds))
     if how == "rc":
@@ -24,7 +24,7 @@ def main(how="", seconds="30", code="0", late="0"):
         mpi4py.rc.initialize = False
         from mpi4py import MPI  # noqa: F401
     if how == "ranks":  # without torch, which takes long where there are many
-        from fedmpi.comm.mpi_library import MPI as library
+        from fedmpi.comm.start.mpi_library import MPI as library
 
         world = library.COMM_WORLD
         world.Barrier()

@@ -5,7 +5,7 @@
 import multiprocessing
 import sys
 
-from fedmpi.comm.mpi_library import begin
+from fedmpi.comm.start.mpi_library import begin
 from mpi4py import MPI
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -20,11 +20,11 @@ import zlib
 
 import h5py
 
-from fedmpi.checkpoints.files import check_file, checkpoint_folder, client_file, read_manifest
-from fedmpi.checkpoints.writer import Checkpoints
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.run_files import SERVER_STATE, find_checkpoints, is_complete
+from fedmpi.ground.files.run_files import SERVER_STATE, find_checkpoints, is_complete
+from fedmpi.runs.checkpoints.files import check_file, checkpoint_folder, client_file, read_manifest
+from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.training.loop import train
 
 CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")

@@ -12,7 +12,7 @@ import time
 
 from mpi4py import MPI
 
-from fedmpi.machine.processes import ancestors
+from fedmpi.ground.machine.processes import ancestors
 
 world = MPI.COMM_WORLD
 marker, how = pathlib.Path(sys.argv[1]), sys.argv[2]

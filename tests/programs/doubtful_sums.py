@@ -8,10 +8,10 @@ import time
 import torch
 from mpi4py import MPI
 
-import fedmpi.comm.mpi
-from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.transports import nccl
-from fedmpi.errors import UserError
+import fedmpi.comm.sums.mpi
+from fedmpi.comm.sums.mpi import MPILink
+from fedmpi.comm.sums.transports import nccl
+from fedmpi.ground.errors import UserError
 
 world = MPI.COMM_WORLD
 is_last = world.rank == world.size - 1
@@ -62,7 +62,7 @@ make_group, nccl.CONNECTING = nccl._make_group, 2.0
 nccl._make_group = lambda *args: time.sleep(600 if is_last else 0) or make_group(*args)
 say("late", average(link, torch.ones(8)))
 
-fedmpi.comm.mpi.device_number = lambda device: -1.0 if is_last else 5.0
+fedmpi.comm.sums.mpi.device_number = lambda device: -1.0 if is_last else 5.0
 for name in ("auto", "shared"):
     link = MPILink(transport=name)
     found = average(link, torch.ones(40_000))

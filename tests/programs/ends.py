@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
 
 C = ctypes.CDLL(None)
 ENDS = {

@@ -5,9 +5,9 @@ import sys
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
+from fedmpi.comm.job.ranks import run_program
 from fedmpi.config.build import read_command_line
-from fedmpi.program.ranks import run_program
-from fedmpi.registry import known
+from fedmpi.ground.registry import known
 from fedmpi.training.build import prepare
 
 

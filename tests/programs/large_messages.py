@@ -10,12 +10,12 @@ import torch
 from mpi4py import MPI
 from transports import check
 
-import fedmpi.comm.mpi
-import fedmpi.comm.ordered_sum
-import fedmpi.comm.topology
+import fedmpi.comm.sums.mpi
+import fedmpi.comm.sums.ordered_sum
+import fedmpi.comm.sums.topology
 from fedmpi.aggregation import Layout, Moment
 from fedmpi.aggregation.reproducible import Reproducible
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 
 PERIOD = 1021  # elements; sums of such small whole numbers are exact
 CHUNK = PERIOD << 14  # elements that are filled and checked at once, to save memory
@@ -85,9 +85,9 @@ def check_gather_and_broadcast(nbytes):
 
 def main(nbytes, *how):
     if how == ("split",):
-        for module in (fedmpi.comm.topology, fedmpi.comm.ordered_sum):
+        for module in (fedmpi.comm.sums.topology, fedmpi.comm.sums.ordered_sum):
             module.PIECE = 1 << 10
-        for module in (fedmpi.comm.topology, fedmpi.comm.mpi):
+        for module in (fedmpi.comm.sums.topology, fedmpi.comm.sums.mpi):
             module.LARGEST_CALL = 1 << 10
     nbytes = int(float(nbytes))
     for name, action in {

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from fedmpi.program.ranks import run_program
+from fedmpi.comm.job.ranks import run_program
 
 
 def program(arguments, link):

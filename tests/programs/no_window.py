@@ -6,7 +6,7 @@ import os
 
 from mpi4py import MPI
 
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.train import main
 
 world = MPI.COMM_WORLD

@@ -57,5 +57,5 @@ if __name__ == "__main__":
     data = [Rows(0), Rows(1, is_bad=True)]
     try:
         fedmpi.train(data=data, model=net, rounds=2, out=sys.argv[1], threads=1)
-    except fedmpi.errors.UserError as error:
+    except fedmpi.ground.errors.UserError as error:
         print("LINE", error, flush=True)

@@ -262,7 +262,7 @@ def check_finite(api, width):
         loop.model.norm.running_var[3] = torch.inf
     try:
         loop.step(2)
-    except fedmpi.errors.Diverged as error:
+    except fedmpi.ground.errors.Diverged as error:
         assert f"buffer 'norm.running_var' of client {SIZE - 1} on rank {SIZE - 1}" in str(error), error
     else:
         raise AssertionError("it was not noticed")

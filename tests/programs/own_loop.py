@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 import fedmpi
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.config.build import read_command_line
-from fedmpi.streams import FIRST, WHOLE
+from fedmpi.ground.streams import FIRST, WHOLE
 from fedmpi.training.build import prepare
 
 RANK = MPI.COMM_WORLD.rank

@@ -25,5 +25,5 @@ Own = fedmpi.Task.of(
 )
 try:
     run = fedmpi.train(task=Own, model=torch.nn.Linear(3, 2), algorithm="fedavg", rounds=1, threads=1, out=sys.argv[1])
-except fedmpi.errors.UserError as error:
+except fedmpi.ground.errors.UserError as error:
     print("LINE", error, flush=True)

@@ -2,7 +2,7 @@
 
 import time
 
-from fedmpi.checkpoints import writer
+from fedmpi.runs.checkpoints import writer
 from fedmpi.train import main
 
 usual = writer.remove_checkpoints

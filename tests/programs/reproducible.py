@@ -15,7 +15,7 @@ from fedmpi import algorithms
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.sending import Sending
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.participation import draw_participants
 from fedmpi.oracles import FunctionOracle

@@ -11,9 +11,9 @@ import sys
 import h5py
 import numpy as np
 
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.config.build import read_command_line
-from fedmpi.presets import preset_names
+from fedmpi.config.presets import preset_names
 from fedmpi.training.loop import train
 
 SHAPES = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3), "tiny_imagenet": (64, 64, 3)}

@@ -8,7 +8,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fedmpi.comm.faults import rollcall
-from fedmpi.machine.processes import describe_process
+from fedmpi.ground.machine.processes import describe_process
 
 
 class RollCall(rollcall.RollCall):
@@ -19,7 +19,7 @@ class RollCall(rollcall.RollCall):
 
 
 describe = (
-    "import fedmpi.machine.processes, os, signal; print(*fedmpi.machine.processes.describe_process(), flush=True)"
+    "from fedmpi.ground.machine import processes; import os, signal; print(*processes.describe_process(), flush=True)"
 )
 stopped = subprocess.Popen(
     [sys.executable, "-c", f"{describe}; os.kill(os.getpid(), signal.SIGSTOP)"], stdout=subprocess.PIPE, text=True

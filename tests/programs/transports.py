@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-import fedmpi.comm.transports.staged
-from fedmpi.comm.mpi import MPILink
-from fedmpi.machine.devices import pick_device
+import fedmpi.comm.sums.transports.staged
+from fedmpi.comm.sums.mpi import MPILink
+from fedmpi.ground.machine.devices import pick_device
 
 SIZES = (1, 7, 1001, 150001)
 
@@ -63,7 +63,7 @@ def sum_on(colours, device):
     nccl = MPILink(transport="nccl" if torch.cuda.device_count() in (0, world.size) else "staged", colour=colour)
     name_of = {shared: "shared", plain: "allreduce", staged: "staged", nccl: "nccl"}
     links = tuple(name_of)
-    fedmpi.comm.transports.staged.CHUNK = 1 << 16  # so that the larger blocks have several
+    fedmpi.comm.sums.transports.staged.CHUNK = 1 << 16  # so that the larger blocks have several
     one_node = shared.num_nodes == 1 and device == "cpu"
     for numel, dtype, divisor in itertools.product(SIZES, (np.float32, np.float64), (1, 3)):
         what = f"{world.size} ranks, nodes {colours}, {numel} {dtype.__name__}, divisor {divisor}"

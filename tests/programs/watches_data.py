@@ -20,10 +20,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 import fedmpi
 import fedmpi.data.partitions
-from fedmpi.comm import window
+from fedmpi.cli.evaluate.__main__ import main as evaluate
+from fedmpi.comm.sums import window
 from fedmpi.data.partitions.base import Partition
-from fedmpi.evaluate.__main__ import main as evaluate
-from fedmpi.registry import known
+from fedmpi.ground.registry import known
 
 SENDING = ("send", "cast", "gather", "scatter", "alltoall", "reduce", "scan")
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

@@ -11,9 +11,9 @@ import yaml
 from safetensors.torch import save_file
 
 import fedmpi
-from fedmpi.checkpoints.files import Damaged, read_manifest, read_state, write_manifest
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.runs.checkpoints.files import Damaged, read_manifest, read_state, write_manifest
 from fedmpi.runs.initial import read_initial
 from fedmpi.tasks.attack import load_classifier
 from fedmpi.tasks.base import RankContext
@@ -116,7 +116,7 @@ def test_load_imports_nothing_that_a_folder_names(tmp_path, trap):
     for path in (trap, "x", ""):
         with pytest.raises(UserError, match="is not imported"):
             describe(path)
-    for path in ("os.system", "builtins.print", "fedmpi.errors.UserError"):  # they are imported, and not called
+    for path in ("os.system", "builtins.print", "fedmpi.ground.errors.UserError"):  # they are imported, and not called
         with pytest.raises(UserError, match="is no class of modules"):
             describe(path)
     assert isinstance(describe("fedmpi.tasks.toys.Point", x0=[0.0, 0.0]), Point)

@@ -12,7 +12,7 @@ import time
 import pytest
 from helpers import forked
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs import lock
 from fedmpi.runs.lock import RunLock
 

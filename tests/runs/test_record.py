@@ -6,11 +6,11 @@ import pytest
 from helpers import train
 
 import fedmpi.tasks
-from fedmpi.registry import known
+from fedmpi.ground.registry import known
+from fedmpi.ground.text import UNITS
 from fedmpi.runs.record import AMOUNTS, AXES, CLIENTS_KEY, FORMAT_KEY, METRICS, field, less_is_better, title
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.tasks.base import BaseTask, LoadedTask
-from fedmpi.text import UNITS
 
 
 def test_a_run_writes_the_fields_of_the_table(tmp_path):

@@ -67,7 +67,7 @@ def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
     lines = [
         f"srun -N2 -n2 bash -c 'mkdir {own} && ln -s {own} /dev/shm/silos'",
         f"srun -N2 -n2 bash -c 'cp {tmp_path}/made_$SLURM_NODEID.h5 {own}/silo_$SLURM_NODEID.h5'",
-        f"mpirun -np 2 python -m mpi4py -m fedmpi.doctor {settings}",
+        f"mpirun -np 2 python -m mpi4py -m fedmpi.cli.doctor {settings}",
         f"{train} --name mine --rounds 3",
         f"{train} --name mine --rounds 5 --resume auto",
         "srun -N2 -n2 bash -c '[ $SLURM_NODEID = 0 ] || rm -r /dev/shm/out'",
@@ -92,7 +92,7 @@ def test_the_link_between_nodes_is_measured(slurm, tmp_path):
     """A throttled network shows in the doctor's bandwidth."""
     if not slurm.network:
         pytest.skip("nodes have no networks of their own here")
-    line = f"mpirun -np 2 {sys.executable} -m mpi4py -m fedmpi.doctor --json > doctor.json"
+    line = f"mpirun -np 2 {sys.executable} -m mpi4py -m fedmpi.cli.doctor --json > doctor.json"
     slurm.throttle("200mbit")
     try:
         job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=ONE_EACH))
@@ -126,7 +126,7 @@ def test_mpi_begins_whatever_lies_in_memory(slurm, tmp_path):
         "import os, fedmpi\n"
         "blocks = [os.urandom(size) for size in range(300, 9000, 3) for _ in range(20)]\n"
         "del blocks[::2]\n"
-        "from fedmpi.comm.mpi_library import MPI\n"
+        "from fedmpi.comm.start.mpi_library import MPI\n"
         "print('ranks:', MPI.COMM_WORLD.size, flush=True)\n"
     )
     line = f"timeout 100 srun --kill-on-bad-exit=1 --mpi=pmi2 python {program}"

@@ -107,7 +107,7 @@ def test_a_warning_between_two_runs_of_a_sweep(slurm, tmp_path):
     launcher = tmp_path / "launcher"
     launcher.write_text(
         '#!/usr/bin/env bash\nmpirun -np 2 "$@" || exit\n'
-        "(sleep 0.3; kill -USR1 $PPID) >/dev/null 2>&1 &\n"  # fedmpi.sweep takes longer to say what comes next
+        "(sleep 0.3; kill -USR1 $PPID) >/dev/null 2>&1 &\n"  # fedmpi.cli.sweep takes longer to say what comes next
     )
     launcher.chmod(0o755)
     words = ("--grid", "seed=0,1", *TINY, "--clients", 2, "--out", tmp_path / "sweep")

@@ -17,13 +17,13 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import Column, Even, Partition, Shared
 from fedmpi.data.source import DigitsSource
-from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 from fedmpi.models.mlp import MLP
 from fedmpi.oracles import TwoPoint
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.registry import known
 from fedmpi.tasks.attack import BlackBoxAttack, load_classifier
 from fedmpi.tasks.base import RankContext
 

@@ -18,13 +18,13 @@ from fedmpi.config.build import read_command_line
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.partitions import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
-from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import ROC
 from fedmpi.models.mlp import MLP
 from fedmpi.oracles import Autograd, TwoPoint
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.run_files import ROC
 from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc, roc_points
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC

@@ -16,13 +16,13 @@ import fedmpi
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
-from fedmpi.errors import UserError
 from fedmpi.federation.client import Client
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.streams import FIRST, WHOLE
 from fedmpi.models.lstm import LSTM
 from fedmpi.oracles import AutogradOracle
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.streams import FIRST, WHOLE
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.language import Language
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.tasks.metrics import Metric
 
 sk = pytest.importorskip("sklearn.metrics")
@@ -309,7 +309,7 @@ def test_vectors_and_matrices_are_recorded_shown_and_drawn(tmp_path, capfd):
     assert names[0] == "ill" and rows[0] == pytest.approx(right.diagonal() / right.sum(1))
     assert re.search(f"confusion ill +ill {right[0, 0]}, well {right[0, 1]}", capfd.readouterr().out)
     pytest.importorskip("matplotlib")
-    from fedmpi.report.__main__ import main
+    from fedmpi.cli.report.__main__ import main
 
     assert not main([str(run.folder), "--out", str(tmp_path / "page.html")])
     assert "confusion of fedavg" in (tmp_path / "page.html").read_text()

@@ -6,7 +6,7 @@ from helpers import start, train
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.tasks.custom import Task
 
 SETTINGS = (

@@ -10,7 +10,7 @@ from helpers import start, train
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.predict.__main__ import main as predict
+from fedmpi.cli.predict.__main__ import main as predict
 
 CROSSES = "every rank receives the labels and the model's outputs of all clients' test samples, to compute"
 FEDAVG = {"algorithm": "fedavg", "threads": 1, "rounds": 1}
@@ -41,7 +41,7 @@ def test_labels_that_cross_and_classes_without_tests(tmp_path):
     assert [line.split() for line in ended.stdout.splitlines() if "no test cases" in line] == [
         ["no", "test", "cases", "client", "0:", "unknown"]
     ]
-    ended = start(2, "-m", "fedmpi.evaluate", tmp_path / "run")
+    ended = start(2, "-m", "fedmpi.cli.evaluate", tmp_path / "run")
     header, first, second = ended.stdout.splitlines()[-3:]
     assert header.endswith("cases of ill  cases of well  cases of unknown"), ended.stdout + ended.stderr
     assert first.split()[-3:] == ["9", "4", "0"] and second.split()[-3:] == ["5", "6", "7"]

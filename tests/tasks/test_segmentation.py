@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers import ROOT, train
 
-from fedmpi.data.__main__ import main as data
-from fedmpi.predict.__main__ import main as predict
+from fedmpi.cli.predict.__main__ import main as predict
+from fedmpi.prepare.__main__ import main as data
 from fedmpi.tasks.segmentation import Segmentation
 
 Image = pytest.importorskip("PIL.Image")

@@ -7,7 +7,7 @@ from helpers import start
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 SETTINGS = {"local_steps": 3, "batch_size": 20, "algorithm": {"name": "fedavg", "step_size": 0.05}}
 

@@ -19,9 +19,9 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.source import DigitsSource
+from fedmpi.ground.streams import FIRST, generator
 from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
-from fedmpi.streams import FIRST, generator
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here

@@ -9,7 +9,7 @@ import torch
 from helpers import ROOT, train
 
 import fedmpi
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.tasks.base import averages
 
 SIZES = (90, 30, 6)

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import Diverged
+from fedmpi.ground.errors import Diverged
 from fedmpi.training.build import prepare
 
 LOWEST = torch.finfo(torch.float32).min

@@ -23,23 +23,23 @@ from helpers import PROGRAMS, disk_of, launchers, ranks_of, running, start, trai
 from safetensors import safe_open
 
 import fedmpi.algorithms
-import fedmpi.checkpoints.writer
+import fedmpi.runs.checkpoints.writer
 import fedmpi.tasks
 from fedmpi.algorithms import Algorithm
-from fedmpi.checkpoints.files import read_manifest, remove_checkpoints, write_manifest
+from fedmpi.comm.job.signals import StopSignals, stopping_signal
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import Diverged, Stopped, UserError
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
-from fedmpi.program.signals import StopSignals, stopping_signal
-from fedmpi.registry import known
-from fedmpi.run_files import find_checkpoints
+from fedmpi.ground.errors import Diverged, Stopped, UserError
+from fedmpi.ground.files.run_files import find_checkpoints
+from fedmpi.ground.registry import known
+from fedmpi.ground.settings import roles
 from fedmpi.runs import lock
+from fedmpi.runs.checkpoints.files import read_manifest, remove_checkpoints, write_manifest
 from fedmpi.runs.folder import outcome as state_of_run
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
-from fedmpi.settings import roles
 from fedmpi.tasks.auc import LoadedAUC
 from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
@@ -437,7 +437,7 @@ def test_a_model_outranks_its_log(run, longer, capsys, harm):
 
 
 def test_without_memory_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch, longer):
-    monkeypatch.setattr(fedmpi.checkpoints.writer, "available_memory", lambda *arguments: 0)
+    monkeypatch.setattr(fedmpi.runs.checkpoints.writer, "available_memory", lambda *arguments: 0)
     stop(monkeypatch, tmp_path, f"{TOY} --rounds 8 --eval-every 1 --checkpoint-every 2 --name it", 5)
     assert find_checkpoints(tmp_path / "it") == [5, 4]
     go(None, f"--resume {tmp_path / 'it'}")
@@ -454,7 +454,7 @@ def test_checkpoints_by_time(tmp_path):
 
 def test_a_minute_between_checkpoints_has_60_seconds(tmp_path, monkeypatch):
     clock = itertools.count(0, 25)  # it is looked at once a round
-    monkeypatch.setattr(fedmpi.checkpoints.writer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(fedmpi.runs.checkpoints.writer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     assert find_checkpoints(go(tmp_path, f"{TOY} --rounds 5 --checkpoint-keep 100 --checkpoint-minutes 1"))[-1] == 3
 
 
@@ -485,7 +485,7 @@ def test_a_full_disk_keeps_the_older_checkpoint_and_training_goes_on(tmp_path, s
 def test_a_folder_that_cannot_be_written_any_more(tmp_path, monkeypatch, capsys):
     """Training goes on, and the older checkpoint stays what a resumed run goes on from."""
     usual, home = Recorder.round, tmp_path / "it" / "checkpoints"
-    monkeypatch.setattr(fedmpi.checkpoints.writer, "available_memory", lambda *arguments: 0)
+    monkeypatch.setattr(fedmpi.runs.checkpoints.writer, "available_memory", lambda *arguments: 0)
 
     def without_folder(recorder, record, metrics):
         if record["round"] == 4:
@@ -641,7 +641,7 @@ def test_200_kills_at_random_times(tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch):
-    monkeypatch.setattr("fedmpi.program.signals.SAME_KEY_PRESS", 0.3)
+    monkeypatch.setattr("fedmpi.comm.job.signals.SAME_KEY_PRESS", 0.3)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
     with StopSignals() as signals:
         with pytest.raises(KeyboardInterrupt):  # nothing has begun
@@ -701,8 +701,8 @@ def test_killed_ranks_and_other_numbers_of_ranks(tmp_path):
         pytest.param("default", "SIGTERM", "mpirun", marks=pytest.mark.slow),
         ("default", "SIGINT", "mpirun"),
         ("default", "SIGUSR1", "mpirun"),
-        pytest.param("openmpi", "SIGTERM", "a rank", marks=pytest.mark.rarely("fedmpi/comm", "fedmpi/program")),
-        pytest.param("openmpi", "SIGUSR1", "mpirun", marks=pytest.mark.rarely("fedmpi/comm", "fedmpi/program")),
+        pytest.param("openmpi", "SIGTERM", "a rank", marks=pytest.mark.rarely("fedmpi/comm", "fedmpi/comm/job")),
+        pytest.param("openmpi", "SIGUSR1", "mpirun", marks=pytest.mark.rarely("fedmpi/comm", "fedmpi/comm/job")),
     ],
 )
 def test_a_signal_stops_all_ranks_in_order(tmp_path, mpi, name, to):

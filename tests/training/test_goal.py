@@ -5,16 +5,16 @@ import types
 
 import pytest
 import torch
+from tests.helpers import start
 from torch.utils.data import TensorDataset
 
 import fedmpi
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.record import HELD_OUT
 from fedmpi.tasks.base import Metrics
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping, check_goal
 from fedmpi.training.result import ResultRule
-from tests.helpers import start
 
 PROGRAM = """
 import fedmpi

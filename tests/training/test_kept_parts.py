@@ -6,7 +6,7 @@ from helpers import PROGRAMS, start
 EXCHANGES = {"rule": 4, "mean": 3, "two": 6}  # of three rounds, and of the start where there is one
 
 
-@pytest.mark.rarely("fedmpi/aggregation", "fedmpi/checkpoints", "fedmpi/federation")
+@pytest.mark.rarely("fedmpi/aggregation", "fedmpi/runs/checkpoints", "fedmpi/federation")
 @pytest.mark.parametrize("way", EXCHANGES)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_kill_in_any_exchange_loses_no_bit(ranks, way, tmp_path):

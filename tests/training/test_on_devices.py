@@ -10,9 +10,9 @@ import fedmpi.oracles.autograd
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import UserError
 from fedmpi.federation.losses import Losses
-from fedmpi.registry import known
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import known
 from fedmpi.runs.model_files import read_state
 from fedmpi.training.build import prepare
 
@@ -73,7 +73,7 @@ def test_random_numbers_of_a_device_are_the_same_in_every_run(device, words):
 
 
 FASTER = [
-    "", "--algorithm scaffold", "--task fedmpi.bench.workloads.RandomImages --model fashion_cnn",
+    "", "--algorithm scaffold", "--task fedmpi.cli.bench.workloads.RandomImages --model fashion_cnn",
     "--model odd_modules.Dropping",
     "--model odd_modules.Lazy --batch_size 4", "--clip_norm 0.1 --weight_decay 0.01",
 ]  # fmt: skip

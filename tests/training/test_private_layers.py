@@ -6,8 +6,8 @@ import safetensors.torch
 from helpers import train
 
 import fedmpi
-from fedmpi.errors import UserError
-from fedmpi.predict.__main__ import main as predict
+from fedmpi.cli.predict.__main__ import main as predict
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.folder import read_run
 
 NET = """

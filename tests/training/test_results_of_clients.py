@@ -11,14 +11,14 @@ from helpers import ROOT, execute, train
 
 from fedmpi.data.partitions import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.folder import read_run
 
 HOSPITALS = {"Aachen": 0.5, "Bonn": 0.3, "Celle": 0.2}
 
 
 def data_program(folder, *words):
-    ended = execute([sys.executable, "-m", "fedmpi.data", *words], env={"PYTHONPATH": str(ROOT)}, cwd=folder)
+    ended = execute([sys.executable, "-m", "fedmpi.prepare", *words], env={"PYTHONPATH": str(ROOT)}, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from trees import image, plant, snapshot
 
-from fedmpi.checkpoints.files import remove_state, write_state
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import UserError
-from fedmpi.own_files import make_folder
-from fedmpi.run_files import find_checkpoints, is_complete
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import make_folder
+from fedmpi.ground.files.run_files import find_checkpoints, is_complete
 from fedmpi.runs import lock
+from fedmpi.runs.checkpoints.files import remove_state, write_state
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
 from fedmpi.training.loop import train as train_here

@@ -78,7 +78,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_sweep_trains_as_one_run_does(trained, tmp_path):
-    in_process(tmp_path / "log", "fedmpi.sweep", "--grid", "seed=0", *WORDS, "--out", tmp_path / "sweep")
+    in_process(tmp_path / "log", "fedmpi.cli.sweep", "--grid", "seed=0", *WORDS, "--out", tmp_path / "sweep")
     alone = start(1, "-m", "fedmpi.train", *WORDS, "--holdout", 0.1, "--out", tmp_path, "--name", "one",
                   env={"SPY_LOG": str(tmp_path / "alone")})  # fmt: skip
     assert alone.returncode == 0, alone.stderr
@@ -89,7 +89,7 @@ def test_a_sweep_trains_as_one_run_does(trained, tmp_path):
 
 def test_evaluate_measures_in_evaluation_mode_and_changes_nothing(trained, tmp_path):
     before, log = digests(trained), tmp_path / "log"
-    ended = start(2, "-m", "fedmpi.evaluate", trained, "--import", "spy", "--threads", 1, env={"SPY_LOG": str(log)})
+    ended = start(2, "-m", "fedmpi.cli.evaluate", trained, "--import", "spy", "--threads", 1, env={"SPY_LOG": str(log)})
     assert ended.returncode == 0, ended.stderr
     assert not any(any(modes.values()) for has_gradient, modes, _ in passes(log) if not has_gradient)
     accuracy = fedmpi.load_run(trained).final("accuracy")
@@ -101,7 +101,7 @@ def test_predict_answers_in_evaluation_mode_and_changes_nothing(trained, tmp_pat
     tests, labels = (digits.images[4::5] * (255 / 16)).round().astype(np.uint8), digits.target[4::5]
     np.savez(tmp_path / "samples.npz", x=tests)
     in_process(
-        log, "fedmpi.predict", trained, tmp_path / "samples.npz", "--import", "spy", "--out", tmp_path / "out.csv"
+        log, "fedmpi.cli.predict", trained, tmp_path / "samples.npz", "--import", "spy", "--out", tmp_path / "out.csv"
     )
     assert passes(log) and not any(has_gradient or any(modes.values()) for has_gradient, modes, _ in passes(log))
     with open(tmp_path / "out.csv", newline="") as file:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
+from fedmpi.ground.registry import known
 from fedmpi.models.mlp import MLP
-from fedmpi.registry import known
 
 SHORT = ("--rounds", 20, "--local-steps", 5, "--clients", 4)
 

@@ -14,9 +14,9 @@ from torch.nn import functional
 from fedmpi.comm.link import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.source import DigitsSource
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.streams import derive
 from fedmpi.oracles.base import seed_noise
-from fedmpi.streams import derive
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 

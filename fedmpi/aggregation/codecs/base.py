@@ -8,8 +8,8 @@ import torch
 
 from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
-from fedmpi.part import Part
-from fedmpi.settings import check
+from fedmpi.ground.part import Part
+from fedmpi.ground.settings import check
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -9,8 +9,8 @@ import torch
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
-from fedmpi.settings import setting
-from fedmpi.streams import generator
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import generator
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -9,10 +9,10 @@ import torch
 
 from fedmpi.aggregation.layout import Layout, Moment
 from fedmpi.comm.link import Link
-from fedmpi.errors import UserError
-from fedmpi.part import Part
-from fedmpi.settings import check
-from fedmpi.text import Log
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.part import Part
+from fedmpi.ground.settings import check
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 

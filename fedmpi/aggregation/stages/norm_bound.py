@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fedmpi.aggregation.stages.base import NotFinite, Sent, Stage
-from fedmpi.settings import setting
+from fedmpi.ground.settings import setting
 
 SERIAL = 1 << 13  # elements: BLAS takes one thread for them, so that bits do not depend on the number of threads
 PIECE = 8 * SERIAL  # whose differences stay in a core's cache

@@ -1,16 +1,16 @@
-"""Measure how fast communication rounds are on this machine: ``mpirun -np 2 python -m fedmpi.bench``."""
+"""Measure how fast communication rounds are on this machine: ``mpirun -np 2 python -m fedmpi.cli.bench``."""
 
 import argparse
 import sys
 
-from fedmpi.bench.benchmark import Benchmark
-from fedmpi.bench.parts import PARTS
-from fedmpi.bench.workloads import WORKLOADS
+from fedmpi.cli.bench.benchmark import Benchmark
+from fedmpi.cli.bench.parts import PARTS
+from fedmpi.cli.bench.workloads import WORKLOADS
 from fedmpi.comm.agreement import agree
-from fedmpi.errors import UserError
-from fedmpi.program.output import check_output
-from fedmpi.program.parser import Parser
-from fedmpi.program.ranks import run_program, show
+from fedmpi.comm.job.output import check_output
+from fedmpi.comm.job.parser import Parser
+from fedmpi.comm.job.ranks import run_program, show
+from fedmpi.ground.errors import UserError
 
 
 def main(arguments=None):
@@ -38,7 +38,7 @@ def make_parser():
     """The parser of the program's options."""
     width = max(map(len, PARTS))
     parts = "\n".join(f"  {name:<{width}}  {part.__doc__.splitlines()[0]}" for name, part in PARTS.items())
-    parser = Parser(prog="python -m fedmpi.bench", add_help=False, description=__doc__, epilog=f"parts:\n{parts}")
+    parser = Parser(prog="python -m fedmpi.cli.bench", add_help=False, description=__doc__, epilog=f"parts:\n{parts}")
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help="what to measure, see below; default: all parts but rates")
     add("--quick", action="store_true", help="smaller sizes and fewer repetitions: under a minute on 2 cores")

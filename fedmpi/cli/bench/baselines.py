@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedmpi.comm.mpi_library import MPI
-from fedmpi.streams import derive
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.ground.streams import derive
 
 STEP_SIZE = 0.01
 

@@ -7,27 +7,27 @@ import sys
 
 import torch
 
-from fedmpi.bench import cost_model
-from fedmpi.bench.parts import ONLY_BY_NAME, PARTS
-from fedmpi.bench.results import BenchResults, read_results
-from fedmpi.bench.rounds import Rounds
-from fedmpi.bench.timing import time_cases
-from fedmpi.bench.workloads import WORKLOADS, arguments_of
+from fedmpi.cli.bench import cost_model
+from fedmpi.cli.bench.parts import ONLY_BY_NAME, PARTS
+from fedmpi.cli.bench.results import BenchResults, read_results
+from fedmpi.cli.bench.rounds import Rounds
+from fedmpi.cli.bench.timing import time_cases
+from fedmpi.cli.bench.workloads import WORKLOADS, arguments_of
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import UserError
-from fedmpi.machine.cores import choose_threads, processor_name, usable_cores
-from fedmpi.machine.versions import versions
-from fedmpi.settings import nearest
-from fedmpi.text import format_table
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.cores import choose_threads, processor_name, usable_cores
+from fedmpi.ground.machine.versions import versions
+from fedmpi.ground.settings import nearest
+from fedmpi.ground.text import format_table
 
 
 class Benchmark:
     """One run of the benchmark. Collective on the link.
 
     Args:
-        options: of the command line, see `fedmpi.bench.__main__.read_arguments`.
+        options: of the command line, see `fedmpi.cli.bench.__main__.read_arguments`.
         link: an `MPILink` over all ranks.
 
     Attributes:
@@ -113,6 +113,6 @@ def _describe_machine(link):
         "system": f"{platform.system()} {platform.release()}",
         **{name: version for name, version in versions().items() if name in ("python", "torch")},
         "mpi": MPI.Get_library_version().split("\n")[0].split("\0")[0].strip(),
-        "command": f"python -m fedmpi.bench {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python -m fedmpi.cli.bench {' '.join(sys.argv[1:])}".strip(),
         "load": round(os.getloadavg()[0], 1),
     }

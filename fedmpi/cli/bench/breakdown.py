@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from fedmpi.bench.timing import moment, seconds_between, wait_for_gpu
+from fedmpi.cli.bench.timing import moment, seconds_between, wait_for_gpu
 
 ALGORITHM_METHODS = ("start", "server_start", "client_start", "download", "local_step", "upload")
 ORACLE_PARTS = {

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 
 @dataclasses.dataclass

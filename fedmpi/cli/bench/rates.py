@@ -11,8 +11,8 @@ from fedmpi.comm.link import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
+from fedmpi.ground.streams import FIRST, WHOLE, generator
 from fedmpi.oracles import FunctionOracle
-from fedmpi.streams import FIRST, WHOLE, generator
 
 BLOCK = 256  # samples whose noise is drawn at once
 FEWEST = 10  # rounds of a first hit

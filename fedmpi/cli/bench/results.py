@@ -4,10 +4,10 @@ import json
 import os
 import pathlib
 
-from fedmpi.bench.timing import Times
-from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import check_replaceable, is_stream, replacing
-from fedmpi.text import format_table
+from fedmpi.cli.bench.timing import Times
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import check_replaceable, is_stream, replacing
+from fedmpi.ground.text import format_table
 
 SIGNATURE = b'{\n "machine": {\n  "date": "'  # begins what `BenchResults.write` writes
 VOLATILE = ("date", "command", "load")  # facts about a machine that differ between any two runs

@@ -6,9 +6,9 @@ import functools
 import torch
 
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.mpi import MPILink
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.config.build import read_command_line
-from fedmpi.machine.memory import peak_memory, reset_peak_memory
+from fedmpi.ground.machine.memory import peak_memory, reset_peak_memory
 from fedmpi.training.build import prepare
 
 NUM_BATCHES = 8  # minibatches that the floor's gradients take in turn

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fedmpi.machine.memory import keep_freed_memory, return_freed_memory
+from fedmpi.ground.machine.memory import keep_freed_memory, return_freed_memory
 
 MIN_TURN_SECONDS = 0.05  # shorter work is repeated within a turn
 MAX_REPEATS = 64  # a power of 4
@@ -20,7 +20,7 @@ class Case:
     Attributes:
         name: unique among the cases that are timed together.
         run: the timed function; every rank calls it equally often, so it may be collective.
-        keeps_memory: whether malloc keeps freed memory during its turn (`fedmpi.machine.memory`).
+        keeps_memory: whether malloc keeps freed memory during its turn (`fedmpi.ground.machine.memory`).
     """
 
     name: str

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional
 
 from fedmpi.data.samples import Samples
-from fedmpi.settings import setting
-from fedmpi.streams import generator
+from fedmpi.ground.settings import setting
+from fedmpi.ground.streams import generator
 from fedmpi.tasks.base import BaseTask, LoadedTask
 
-HERE = "fedmpi.bench.workloads"
+HERE = "fedmpi.cli.bench.workloads"
 RANDOM_IMAGES = f"{HERE}.RandomImages"
 
 

@@ -9,10 +9,10 @@ import importlib
 import re
 import sys
 
-from fedmpi.errors import UserError
+from fedmpi.comm.job.parser import Parser
+from fedmpi.comm.job.single import run_single
+from fedmpi.ground.errors import UserError
 from fedmpi.ground.version import PACKAGE
-from fedmpi.program.parser import Parser
-from fedmpi.program.single import run_single
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -24,7 +24,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.completion", description=__doc__)
+    parser = Parser(prog="python -m fedmpi.cli.completion", description=__doc__)
     parser.add_argument("shell", choices=SHELLS, help="the shell that the script is for")
     return parser
 
@@ -42,8 +42,9 @@ def _run(arguments):
 
 def _parsers():
     """Program -> the argparse parser of its options."""
-    programs = {path.parent.name: importlib.import_module(f"fedmpi.{path.parent.name}.__main__")
-                for path in PACKAGE.glob("*/__main__.py")}  # fmt: skip
+    modules = {path.parent.name: f"fedmpi.cli.{path.parent.name}" for path in (PACKAGE / "cli").glob("*/__main__.py")}
+    modules["data"] = "fedmpi.prepare"
+    programs = {name: importlib.import_module(f"{module}.__main__") for name, module in modules.items()}
     found = {name: program.make_parser() for name, program in programs.items() if hasattr(program, "make_parser")}
     return {**found, "train": _training()}
 
@@ -55,8 +56,8 @@ def _training():
     from fedmpi.config.build import CHOICES
     from fedmpi.config.grammar import FLAGS, SHORT
     from fedmpi.config.help import FLAG_HELP, declared_settings
-    from fedmpi.presets import preset_names
-    from fedmpi.registry import known
+    from fedmpi.config.presets import preset_names
+    from fedmpi.ground.registry import known
 
     classes = {group: known(choice.package, choice.base) for group, choice in CHOICES.items()}
     settings = declared_settings({})

@@ -1,3 +1,3 @@
-"""Checks of machines and job before a run: ``python -m fedmpi.doctor``."""
+"""Checks of machines and job before a run: ``python -m fedmpi.cli.doctor``."""
 
-from fedmpi import program  # noqa: F401  before torch, whose threads read how to wait
+from fedmpi.comm.job import program  # noqa: F401  before torch, whose threads read how to wait

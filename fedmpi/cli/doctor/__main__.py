@@ -1,18 +1,15 @@
-"""Check machines and settings before a run: ``mpirun -np 4 python -m fedmpi.doctor``; also under srun and in a job.
+"""Check machines and settings before a run: ``mpirun -np 4 python -m fedmpi.cli.doctor``; also under srun and in a job.
 
 It takes the settings of fedmpi.train, and checks what a run with these settings needs:
 
-    mpirun -np 4 python -m fedmpi.doctor --task.data fashion_mnist --data-dir data
+    mpirun -np 4 python -m fedmpi.cli.doctor --task.data fashion_mnist --data-dir data
 """
 
 import dataclasses
 import json
 import sys
 
-from fedmpi.comm.agreement import agree, difference
-from fedmpi.comm.launch import check_launch
-from fedmpi.config.build import read_command_line, same_on_all_ranks
-from fedmpi.doctor.checks import (
+from fedmpi.cli.doctor.checks import (
     FAILED,
     OK,
     WARNING,
@@ -25,13 +22,16 @@ from fedmpi.doctor.checks import (
     check_settings,
     check_versions,
 )
-from fedmpi.doctor.collect import allgather_facts, check_needs, try_sum
-from fedmpi.doctor.facts import describe_rank
-from fedmpi.doctor.speed import measure
-from fedmpi.errors import AgreedUserError, UserError
-from fedmpi.program.parser import Parser
-from fedmpi.program.ranks import run_program, show
-from fedmpi.text import format_ranges, table
+from fedmpi.cli.doctor.collect import allgather_facts, check_needs, try_sum
+from fedmpi.cli.doctor.facts import describe_rank
+from fedmpi.cli.doctor.speed import measure
+from fedmpi.comm.agreement import agree, difference
+from fedmpi.comm.job.parser import Parser
+from fedmpi.comm.job.ranks import run_program, show
+from fedmpi.comm.start.launch import check_launch
+from fedmpi.config.build import read_command_line, same_on_all_ranks
+from fedmpi.ground.errors import AgreedUserError, UserError
+from fedmpi.ground.text import format_ranges, table
 
 MOST_ROWS = 32  # ranks in the table
 LAUNCH_ADVICE = "use the mpirun of mpi4py's MPI, or srun with --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
@@ -46,7 +46,7 @@ def main(arguments=None):
 def make_parser():
     """The parser of the program's own options."""
     usage = "%(prog)s [--json] [SETTINGS OF fedmpi.train]"
-    parser = Parser(prog="python -m fedmpi.doctor", add_help=False, description=__doc__, usage=usage)
+    parser = Parser(prog="python -m fedmpi.cli.doctor", add_help=False, description=__doc__, usage=usage)
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     parser.add_argument("--help", "-h", action="store_true", help="show this help")

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import os
 
-from fedmpi.text import format_bytes, format_ranges
+from fedmpi.ground.text import format_bytes, format_ranges
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 MAX_CLOCK_SECONDS = 2.0  # between two nodes; file times and logs are hard to read beyond that

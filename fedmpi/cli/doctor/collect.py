@@ -11,17 +11,17 @@ import time
 import numpy as np
 import torch
 
+from fedmpi.cli.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
+from fedmpi.cli.doctor.facts import RankFacts
 from fedmpi.comm.agreement import allgather_lines
-from fedmpi.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_data, check_memory
-from fedmpi.doctor.facts import RankFacts
-from fedmpi.errors import UserError
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
-from fedmpi.machine.devices import memory_of
-from fedmpi.machine.memory import available_memory
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.devices import memory_of
+from fedmpi.ground.machine.memory import available_memory
+from fedmpi.ground.text import format_bytes
 from fedmpi.oracles.flat_module import BufferPart
 from fedmpi.tasks.files import check_common_files
-from fedmpi.text import format_bytes
 from fedmpi.training.build import rank_context
 from fedmpi.training.model import build_model, model_class
 

@@ -6,10 +6,10 @@ import time
 
 import torch
 
-from fedmpi.errors import UserError
-from fedmpi.machine.cores import choose_threads, online_cores, usable_cores
-from fedmpi.machine.devices import device_key, near_cores, pick_device
-from fedmpi.membership.equality import all_versions
+from fedmpi.comm.job.equality import all_versions
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.cores import choose_threads, online_cores, usable_cores
+from fedmpi.ground.machine.devices import device_key, near_cores, pick_device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from fedmpi.doctor.checks import by_node
+from fedmpi.cli.doctor.checks import by_node
 
 SECONDS = 0.2  # for the bandwidth of one pair
 MESSAGE = 4 << 20  # bytes

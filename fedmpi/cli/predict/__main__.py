@@ -1,4 +1,4 @@
-"""Predict classes with a trained model: ``python -m fedmpi.predict runs/NAME samples.csv``."""
+"""Predict classes with a trained model: ``python -m fedmpi.cli.predict runs/NAME samples.csv``."""
 
 import csv
 import importlib
@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import torch
 
-from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import check_replaceable, replacing
-from fedmpi.predict.reading import read_samples
-from fedmpi.program.parser import Parser
-from fedmpi.program.single import run_single
+from fedmpi.cli.predict.reading import read_samples
+from fedmpi.comm.job.parser import Parser
+from fedmpi.comm.job.single import run_single
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import check_replaceable, replacing
+from fedmpi.ground.text import Log, as_cell, short
 from fedmpi.runs.model_files import has_client_models, load_model, model_file, prepare_inputs
-from fedmpi.text import Log, as_cell, short
 
 AT_ONCE = 1000  # samples
 TOLERANCE = 1e-3  # of a sum of probabilities
@@ -39,7 +39,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.predict", description=DESCRIPTION)
+    parser = Parser(prog="python -m fedmpi.cli.predict", description=DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", help="run folder")
     parser.add_argument("file", metavar="FILE", help="samples: a .h5 or .npz file, a table, or a folder of images")
     parser.add_argument("--out", metavar="FILE", default="predictions.csv", help="default: predictions.csv")

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from fedmpi.data.formats import ENDINGS
-from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.frames import read_table, table_ending
-from fedmpi.data.formats.images import ImageFiles, check_images, is_image, train_folder
-from fedmpi.data.formats.npz import LABELS, SAMPLES, find_array, numbered, read_arrays
-from fedmpi.data.formats.table import INTEGER
-from fedmpi.data.hdf5 import readable
-from fedmpi.errors import UserError, attempt
-from fedmpi.text import Log
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.hdf5 import readable
+from fedmpi.ground.text import Log
+from fedmpi.prepare.formats import ENDINGS
+from fedmpi.prepare.formats.features import Columns
+from fedmpi.prepare.formats.frames import read_table, table_ending
+from fedmpi.prepare.formats.images import ImageFiles, check_images, is_image, train_folder
+from fedmpi.prepare.formats.npz import LABELS, SAMPLES, find_array, numbered, read_arrays
+from fedmpi.prepare.formats.table import INTEGER
 
 log = Log(__name__)
 

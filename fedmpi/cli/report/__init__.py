@@ -1,8 +1,8 @@
-"""What runs look like: figures, tables, one page (``python -m fedmpi.report RUN...``), and figures from Python."""
+"""What runs look like: figures, tables, one page (``python -m fedmpi.cli.report RUN...``), and figures from Python."""
 
 import pathlib
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 
 def figure(runs, metric, axis="round", *, target=None, path=None, **style):
@@ -22,9 +22,9 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
     Raises:
         UserError: one line, if runs cannot be read, are of several problems, or did not measure the metric.
     """
-    from fedmpi.report.curves import Target
-    from fedmpi.report.figures import draw, save
-    from fedmpi.report.style import Style
+    from fedmpi.cli.report.curves import Target
+    from fedmpi.cli.report.figures import draw, save
+    from fedmpi.cli.report.style import Style
     from fedmpi.runs.comparison import problems
     from fedmpi.runs.folder import find_runs
     from fedmpi.runs.record import AXES, less_is_better

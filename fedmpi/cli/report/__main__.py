@@ -1,4 +1,4 @@
-"""Figures and tables of runs: ``python -m fedmpi.report runs/fafed-digits-001 runs/fedavg-digits-001``."""
+"""Figures and tables of runs: ``python -m fedmpi.cli.report runs/fafed-digits-001 runs/fedavg-digits-001``."""
 
 import argparse
 import itertools
@@ -8,14 +8,10 @@ import sys
 
 from tqdm import tqdm
 
-from fedmpi.errors import UserError, cannot
-from fedmpi.own_files import check_folder, check_regular, check_replaceable, make_folder, replacing
-from fedmpi.program.parser import Parser
-from fedmpi.program.single import run_single
-from fedmpi.report.curves import Target, metrics_of
-from fedmpi.report.further import further_parts
-from fedmpi.report.style import Look, add_options, look_of
-from fedmpi.report.tables import (
+from fedmpi.cli.report.curves import Target, metrics_of
+from fedmpi.cli.report.further import further_parts
+from fedmpi.cli.report.style import Look, add_options, look_of
+from fedmpi.cli.report.tables import (
     cases_table,
     client_table,
     final_table,
@@ -25,11 +21,15 @@ from fedmpi.report.tables import (
     write_curves,
     write_finals,
 )
+from fedmpi.comm.job.parser import Parser
+from fedmpi.comm.job.single import run_single
+from fedmpi.ground.errors import UserError, cannot
+from fedmpi.ground.files.own_files import check_folder, check_regular, check_replaceable, make_folder, replacing
+from fedmpi.ground.text import Log, as_markdown
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs, is_run, run_folders
-from fedmpi.text import Log, as_markdown
 
-log = Log("fedmpi.report")
+log = Log("fedmpi.cli.report")
 
 DESCRIPTION = """\
 Plot loss and metrics of runs against communication rounds, bytes, gradient evaluations and wall time.
@@ -54,7 +54,7 @@ def _run(arguments):
         options.out = options.out or pathlib.Path("report.html")
         _check_out(options.out)
     if options.watch is not None:
-        from fedmpi.report.live import watch
+        from fedmpi.cli.report.live import watch
 
         watch(options.runs, options.watch, lambda refresh: options.out and _page(options, targets, look, refresh))
         return
@@ -74,7 +74,7 @@ def _run(arguments):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.report", description=DESCRIPTION)
+    parser = Parser(prog="python -m fedmpi.cli.report", description=DESCRIPTION)
     text = "run folders, or folders that contain run folders"
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help=text)
     parser.add_argument("--out", type=pathlib.Path, help="the page to write; default: report.html")
@@ -131,8 +131,8 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
     Raises:
         UserError: if something cannot be written, or matplotlib is missing.
     """
-    from fedmpi.report.figures import as_svg, color
-    from fedmpi.report.page import page, section
+    from fedmpi.cli.report.figures import as_svg, color
+    from fedmpi.cli.report.page import page, section
 
     look = look or Look()
     figures = [_figures(problem, targets, look) for problem in comparison]
@@ -163,7 +163,7 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
 
 def _figures(problem, targets, look):
     """(axis, metric) -> figure, of every metric that was measured."""
-    from fedmpi.report.figures import draw
+    from fedmpi.cli.report.figures import draw
 
     figures = {}
     metrics = [name for name in metrics_of(problem.methods) if not look.metrics or name in look.metrics]
@@ -175,7 +175,7 @@ def _figures(problem, targets, look):
 
 def _write_figures(folder, comparison, figures, further, look):
     """Every figure in a file of its own, in each of the formats."""
-    from fedmpi.report.figures import save
+    from fedmpi.cli.report.figures import save
 
     for prefix, drawn, parts in zip(_prefixes(comparison), figures, further):
         named = {f"{_plain(metric)}-{axis}": figure for (axis, metric), figure in drawn.items()}

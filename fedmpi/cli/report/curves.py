@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import AXES, less_is_better, title
 

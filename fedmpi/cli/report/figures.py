@@ -9,12 +9,12 @@ import io
 import re
 import textwrap
 
-from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import replacing, save_figure
-from fedmpi.report.curves import CurvePoint, curve
-from fedmpi.report.style import Style
+from fedmpi.cli.report.curves import CurvePoint, curve
+from fedmpi.cli.report.style import Style
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import replacing, save_figure
+from fedmpi.ground.text import unit_for
 from fedmpi.runs.record import field, less_is_better, title
-from fedmpi.text import unit_for
 
 try:
     import matplotlib

@@ -3,18 +3,18 @@
 import math
 from types import SimpleNamespace
 
-from fedmpi.report.curves import client_metric, clients_at_end, final, metrics_of, usable_runs
-from fedmpi.report.tables import cases_table, client_table, silo_table
-from fedmpi.run_files import ROC
+from fedmpi.cli.report.curves import client_metric, clients_at_end, final, metrics_of, usable_runs
+from fedmpi.cli.report.tables import cases_table, client_table, silo_table
+from fedmpi.ground.files.run_files import ROC
+from fedmpi.ground.text import Table
 from fedmpi.runs import baselines
 from fedmpi.runs.comparison import distinguishes_methods
 from fedmpi.runs.record import HELD_OUT, less_is_better, title
-from fedmpi.text import Table
 
 
 def further_parts(problem, style):
     """Yield (heading, list of `Table`, figure) of each further part for which a problem's runs have data."""
-    from fedmpi.report.further_figures import draw_heat, draw_roc, draw_setting, draw_silos
+    from fedmpi.cli.report.further_figures import draw_heat, draw_roc, draw_setting, draw_silos
 
     methods, metric = problem.methods, client_metric(problem.methods)
     tables = [table for table in (silo_table(problem), client_table(problem)) if table is not None]
@@ -39,7 +39,7 @@ def further_parts(problem, style):
 
 def _baselines(run, label, style):
     """The part about what a run is compared with, if it was made with --baselines."""
-    from fedmpi.report.further_figures import draw_heat, draw_silos
+    from fedmpi.cli.report.further_figures import draw_heat, draw_silos
 
     content = baselines.read(run.path)
     if content.get("pending", True):

@@ -7,8 +7,8 @@ import textwrap
 import matplotlib
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmpi.report.figures import INK, MUTED, Picture, color, figure_settings, line_style
-from fedmpi.report.style import Style
+from fedmpi.cli.report.figures import INK, MUTED, Picture, color, figure_settings, line_style
+from fedmpi.cli.report.style import Style
 from fedmpi.runs.record import title
 
 MOST_TICKS = 6  # of the values of a setting; if there are more, matplotlib chooses the ticks

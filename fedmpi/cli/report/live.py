@@ -8,10 +8,10 @@ import time
 from rich.live import Live
 from rich.text import Text
 
-from fedmpi.errors import UserError
-from fedmpi.run_files import RECORDS, find_checkpoints
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import RECORDS, find_checkpoints
+from fedmpi.ground.text import Table, format_seconds, short
 from fedmpi.runs.folder import find_runs
-from fedmpi.text import Table, format_seconds, short
 
 BARS = "▁▂▃▄▅▆▇█"
 RESTART = 3600  # seconds to wait for a stopped run with a checkpoint: its job may be in a queue to resume it

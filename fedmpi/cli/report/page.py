@@ -8,12 +8,12 @@ import statistics
 
 import jinja2
 
+from fedmpi.cli.report.curves import best_of, clearly_best, final, lead, metrics_of
 from fedmpi.config.run import role, roles
+from fedmpi.ground.text import Table, format_metric
 from fedmpi.ground.version import __version__
-from fedmpi.report.curves import best_of, clearly_best, final, lead, metrics_of
 from fedmpi.runs.comparison import distinguishes_methods, setting_in_words
 from fedmpi.runs.record import less_is_better, title
-from fedmpi.text import Table, format_metric
 
 
 def page(sections, complaints, refresh=None):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.record import AXES
 
 SCALES = ("auto", "linear", "log", "zoom", "error")

@@ -5,11 +5,11 @@ import itertools
 import math
 import statistics
 
-from fedmpi.own_files import replacing
-from fedmpi.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of, usable_runs
+from fedmpi.cli.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of, usable_runs
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.text import Table, as_cell, format_count, format_quantity, short
 from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
-from fedmpi.text import Table, as_cell, format_count, format_quantity, short
 
 MOST_CLIENTS, MOST_METHODS = 20, 8  # of a table of every client
 MOST_CLASSES, MOST_NAMES = 20, 5  # of a table of test cases; classes named of a client

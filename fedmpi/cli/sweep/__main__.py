@@ -1,4 +1,4 @@
-"""Choose settings: ``python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1,2 --rounds 50``."""
+"""Choose settings: ``python -m fedmpi.cli.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1 --rounds 50``."""
 
 import math
 import pathlib
@@ -6,17 +6,7 @@ import sys
 
 import yaml
 
-from fedmpi.config.grammar import read_file
-from fedmpi.config.run import role
-from fedmpi.errors import UserError, attempt
-from fedmpi.machine.cores import cores_of_job
-from fedmpi.own_files import check_folder, check_regular, check_replaceable, replacing
-from fedmpi.program.output import make_output_safe
-from fedmpi.program.parser import Parser, count
-from fedmpi.program.single import run_single
-from fedmpi.runs.folder import is_run, outcome, read_run
-from fedmpi.runs.record import HELD_OUT
-from fedmpi.sweep.choice import (
+from fedmpi.cli.sweep.choice import (
     best_of_each_algorithm,
     candidate_table,
     check_metric,
@@ -27,22 +17,33 @@ from fedmpi.sweep.choice import (
     write_best,
     write_candidates,
 )
-from fedmpi.sweep.folder import check_run_folders, own_sweep_folder
-from fedmpi.sweep.local import run_all
-from fedmpi.sweep.plan import Planned, make_plan, plan_of_search
-from fedmpi.sweep.search import SAMPLERS, Search, make_space
-from fedmpi.sweep.slurm import SIGNATURE, job_array
-from fedmpi.text import Log, format_ranges, format_seconds
+from fedmpi.cli.sweep.folder import check_run_folders, own_sweep_folder
+from fedmpi.cli.sweep.local import run_all
+from fedmpi.cli.sweep.plan import Planned, make_plan, plan_of_search
+from fedmpi.cli.sweep.search import SAMPLERS, Search, make_space
+from fedmpi.cli.sweep.slurm import SIGNATURE, job_array
+from fedmpi.comm.job.output import make_output_safe
+from fedmpi.comm.job.parser import Parser, count
+from fedmpi.comm.job.single import run_single
+from fedmpi.config.grammar import read_file
+from fedmpi.config.run import role
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import check_folder, check_regular, check_replaceable, replacing
+from fedmpi.ground.machine.cores import cores_of_job
+from fedmpi.ground.text import Log, format_ranges, format_seconds
+from fedmpi.ground.version import PACKAGE
+from fedmpi.runs.folder import is_run, outcome, read_run
+from fedmpi.runs.record import HELD_OUT
 
-log = Log("fedmpi.sweep")
+log = Log("fedmpi.cli.sweep")
 
 NOTE = "# Written by fedmpi.sweep: the settings of all its runs.\n"
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
-TEMPLATE = pathlib.Path(__file__).parents[1] / "slurm" / "sweep.sbatch"
+TEMPLATE = PACKAGE / "slurm" / "sweep.sbatch"
 DESCRIPTION = """\
 Train with every combination of some settings, and choose the best one by a metric on held-out training data.
 
-    python -m fedmpi.sweep --grid algorithm.step_size=0.001,0.003,0.01 --grid seed=0,1,2 --rounds 50
+    python -m fedmpi.cli.sweep --grid algorithm.step_size=0.001,0.003,0.01 --grid seed=0,1,2 --rounds 50
 
 Options that are not listed below are settings of fedmpi.train and apply to every run. The same command
 continues an interrupted sweep: it skips runs that have ended and repeats those that failed. A plan is
@@ -62,7 +63,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.sweep", description=DESCRIPTION)
+    parser = Parser(prog="python -m fedmpi.cli.sweep", description=DESCRIPTION)
     add, file = parser.add_argument, {"type": pathlib.Path, "metavar": "FILE"}
     number, several = {"type": count, "metavar": "N"}, {"action": "append", "default": []}
     text = "values of a setting to try; may be repeated"

@@ -4,16 +4,16 @@ import csv
 import dataclasses
 import math
 
+from fedmpi.cli.sweep.plan import OWN
 from fedmpi.config.grammar import read_file
-from fedmpi.errors import UserError
-from fedmpi.own_files import replacing
-from fedmpi.presets.reading import settings_text
-from fedmpi.run_files import SETTINGS
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.files.run_files import SETTINGS
+from fedmpi.ground.files.settings_files import settings_text
+from fedmpi.ground.text import Table
 from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import HELD_OUT, is_beside, less_is_better, title
-from fedmpi.sweep.plan import OWN
-from fedmpi.text import Table
 
 # Measured on training data; every other metric may come from the test set.
 ALLOWED = ("train_loss", "loss")

@@ -1,7 +1,7 @@
 """The folder of a sweep, with a mark; in any other folder nothing is changed."""
 
-from fedmpi.own_files import check_folder, make_folder
-from fedmpi.sweep.local import check_log
+from fedmpi.cli.sweep.local import check_log
+from fedmpi.ground.files.own_files import check_folder, make_folder
 
 
 def own_sweep_folder(out):

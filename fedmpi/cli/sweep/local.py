@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 
-from fedmpi.errors import Stopped, UserError, attempt
-from fedmpi.own_files import check_regular
+from fedmpi.ground.errors import Stopped, UserError, attempt
+from fedmpi.ground.files.own_files import check_regular
+from fedmpi.ground.text import printable_line
 from fedmpi.runs.folder import outcome
-from fedmpi.text import printable_line
 
 BEGIN = b"fedmpi: run "  # of each log
 PATIENCE = 10  # seconds that a job has to end after SIGTERM

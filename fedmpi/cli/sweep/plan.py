@@ -7,7 +7,7 @@ import pathlib
 import re
 
 from fedmpi.config.grammar import SWITCHES, as_text, assignments_of, flatten, parse_command_line, read_file, spelling
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 OWN = ("out", "name", "ranks")  # settings of a run that the sweep sets itself
 NOT_FOR_SWEEPS = ("list", *SWITCHES)  # options of fedmpi.train that print something instead of training

@@ -3,15 +3,15 @@
 import json
 import time
 
+from fedmpi.cli.sweep.choice import usual_metric
+from fedmpi.cli.sweep.local import start_job
+from fedmpi.cli.sweep.plan import Planned, axis, names_of
 from fedmpi.config.grammar import spelling
-from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import check_regular, replacing
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import check_regular, replacing
+from fedmpi.ground.text import Log
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import less_is_better
-from fedmpi.sweep.choice import usual_metric
-from fedmpi.sweep.local import start_job
-from fedmpi.sweep.plan import Planned, axis, names_of
-from fedmpi.text import Log
 
 log = Log(__name__)
 

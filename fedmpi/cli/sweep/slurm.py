@@ -3,8 +3,8 @@
 import re
 import shlex
 
-from fedmpi.errors import UserError
-from fedmpi.text import format_ranges
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import format_ranges
 
 ARGUMENTS = '"$@"'
 SIGNATURE = b"# Written by fedmpi.sweep --emit-slurm, which replaces this file.\n"

@@ -7,8 +7,8 @@ import subprocess
 import time
 
 from fedmpi.comm.faults.neighbour import exit_at_once, leave_all
-from fedmpi.comm.faults.orphan import launcher_name
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.comm.start.orphan import launcher_name
 
 RETURNS = 3  # seconds in which MPI_Abort ends this process after it has returned
 PATIENCE = 1  # seconds that it gets before the ranks of srun are ended in another way

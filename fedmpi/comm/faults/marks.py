@@ -4,7 +4,7 @@ import contextlib
 import os
 import pathlib
 
-from fedmpi.comm.faults.orphan import started_directly
+from fedmpi.comm.start.orphan import started_directly
 
 # A variable with a folder in which each rank of this machine has a file "open-PROCESS" while others may wait for it,
 # and "prepares-PROCESS" while it has begun no round. launch/mpirun.sh and slurm/job.sh take one of the first for a

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
 
 _own_comms = []  # our own duplicates of the communicators on which ranks have met
 _sent = []  # requests of messages, which hold their memory

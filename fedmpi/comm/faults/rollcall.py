@@ -16,9 +16,9 @@ import numpy as np
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.mitigation import why_unavailable
 from fedmpi.comm.faults.neighbour import Neighbour, describe_end, exit_at_once
-from fedmpi.comm.launch import OUTPUT_SECONDS
-from fedmpi.comm.mpi_library import MPI
-from fedmpi.machine.processes import describe_process, is_stopped, kill_process
+from fedmpi.comm.start.launch import OUTPUT_SECONDS
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.ground.machine.processes import describe_process, is_stopped, kill_process
 
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedmpi.comm.faults.mitigation import why_unavailable
 from fedmpi.comm.link import RanksLost
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
 
 
 def is_loss(error):

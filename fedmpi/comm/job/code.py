@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from fedmpi.comm.agreement import difference
-from fedmpi.errors import AgreedUserError
+from fedmpi.ground.errors import AgreedUserError
+from fedmpi.ground.text import Log, short
 from fedmpi.ground.version import PACKAGE
-from fedmpi.text import Log, short
 
 log = Log(__name__)
 

@@ -8,9 +8,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import check_equal, difference
-from fedmpi.comm.mpi import mpi_name
-from fedmpi.machine.versions import source_digest, versions
-from fedmpi.text import Log
+from fedmpi.comm.sums.mpi import mpi_name
+from fedmpi.ground.machine.versions import source_digest, versions
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 

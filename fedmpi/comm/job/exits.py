@@ -17,9 +17,9 @@ from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.marks import mark
 from fedmpi.comm.faults.meeting import say_gone
 from fedmpi.comm.faults.rollcall import GRACE, RollCall
-from fedmpi.comm.launch import OUTPUT_SECONDS
-from fedmpi.comm.mpi_library import MPI
-from fedmpi.errors import INTERRUPTED, Diverged, UserError
+from fedmpi.comm.start.launch import OUTPUT_SECONDS
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.ground.errors import INTERRUPTED, Diverged, UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,16 +14,16 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.meeting import wait_for_all
 from fedmpi.comm.faults.neighbour import exit_at_once
-from fedmpi.comm.faults.orphan import end_with_launcher
 from fedmpi.comm.faults.rollcall import GRACE, TIMED_OUT
-from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.mpi_library import MPI, begin
-from fedmpi.comm.process import started_by
-from fedmpi.errors import UserError
-from fedmpi.machine.cores import usable_cores
-from fedmpi.membership.exits import check_others, forget, guard_exits
-from fedmpi.text import Log
+from fedmpi.comm.job.exits import check_others, forget, guard_exits
+from fedmpi.comm.start.launch import OUTPUT_SECONDS, check_launch
+from fedmpi.comm.start.mpi_library import MPI, begin
+from fedmpi.comm.start.orphan import end_with_launcher
+from fedmpi.comm.start.process import started_by
+from fedmpi.comm.sums.mpi import MPILink
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.cores import usable_cores
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 
@@ -35,7 +35,7 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     """The `Link` of an mpi4py communicator, or of all ranks. Collective.
 
     Until `close_link`, the job ends with one line and an exit code that is not 0 if a rank makes the others wait for
-    longer than `timeout` seconds, or ends; see `fedmpi.membership.exits`. A rank ends when its launcher has ended.
+    longer than `timeout` seconds, or ends; see `fedmpi.comm.job.exits`. A rank ends when its launcher has ended.
 
     Args:
         check: called with the link; a UserError that it raises ends this process with one line and exit code 2.

@@ -9,9 +9,9 @@ import re
 import stat
 import sys
 
-from fedmpi.comm.process import open_closed_streams
-from fedmpi.errors import cannot
-from fedmpi.machine.processes import ancestors
+from fedmpi.comm.start.process import open_closed_streams
+from fedmpi.ground.errors import cannot
+from fedmpi.ground.machine.processes import ancestors
 
 # Programs that pass on the output of the ranks which they start.
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")

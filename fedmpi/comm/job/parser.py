@@ -3,7 +3,7 @@
 import argparse
 import re
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):

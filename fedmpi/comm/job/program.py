@@ -3,7 +3,7 @@
 import os
 import sys
 
-from fedmpi.comm.process import started_by
+from fedmpi.comm.start.process import started_by
 from fedmpi.ground.version import __version__
 
 
@@ -23,7 +23,7 @@ def _is_first_rank():
 def say_starting(arguments):
     """Print a line on rank 0 before torch is loaded and MPI begins, which takes seconds; none above a help text."""
     if _is_first_rank() and not any(word.startswith(("--help", "--list", "--print")) for word in arguments):
-        from fedmpi.program.output import make_output_safe, write_past_launcher
+        from fedmpi.comm.job.output import make_output_safe, write_past_launcher
 
         make_output_safe()
         write_past_launcher()  # a reader may be gone after this line

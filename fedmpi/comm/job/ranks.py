@@ -9,12 +9,12 @@ import traceback
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.survivors import is_loss
-from fedmpi.comm.launch import OUTPUT_SECONDS, check_launch
-from fedmpi.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
-from fedmpi.membership.exits import forget
-from fedmpi.membership.opening import open_link
-from fedmpi.program.output import check_output, make_output_safe, print_log, write_past_launcher
-from fedmpi.text import LONGEST_MESSAGE, short
+from fedmpi.comm.job.exits import forget
+from fedmpi.comm.job.opening import open_link
+from fedmpi.comm.job.output import check_output, make_output_safe, print_log, write_past_launcher
+from fedmpi.comm.start.launch import OUTPUT_SECONDS, check_launch
+from fedmpi.ground.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.ground.text import LONGEST_MESSAGE, short
 
 
 def run_program(program, arguments, check=check_launch):

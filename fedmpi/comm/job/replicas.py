@@ -4,9 +4,9 @@ import collections
 
 import torch
 
-from fedmpi.errors import AgreedUserError, ReplicasDiffer
-from fedmpi.membership.equality import digest
-from fedmpi.text import Log
+from fedmpi.comm.job.equality import digest
+from fedmpi.ground.errors import AgreedUserError, ReplicasDiffer
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 

@@ -7,9 +7,9 @@ import contextlib
 import os
 import sys
 
-from fedmpi.errors import INTERRUPTED, STOPPED, Stopped, UserError
-from fedmpi.program.output import check_output, print_log
-from fedmpi.text import LONGEST_MESSAGE, short
+from fedmpi.comm.job.output import check_output, print_log
+from fedmpi.ground.errors import INTERRUPTED, STOPPED, Stopped, UserError
+from fedmpi.ground.text import LONGEST_MESSAGE, short
 
 
 def run_single(program, arguments):

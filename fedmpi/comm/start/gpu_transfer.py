@@ -1,6 +1,6 @@
 """Whether this MPI reads and writes GPU memory, tried in a process of its own: an MPI that cannot ends that process.
 
-    python -m fedmpi.comm.gpu_transfer cuda:0
+    python -m fedmpi.comm.start.gpu_transfer cuda:0
 
 It sends a vector to itself and adds another one, both in the memory of the device, and prints "right" if both are.
 """
@@ -15,7 +15,7 @@ LIMIT = 120.0  # seconds; most of it to import torch from a slow disk
 LAUNCHERS = ("PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_", "OMPI_UNIVERSE_", "SLURM_")
 
 
-def why_not(device, command=(sys.executable, "-m", "fedmpi.comm.gpu_transfer"), limit=LIMIT):
+def why_not(device, command=(sys.executable, "-m", "fedmpi.comm.start.gpu_transfer"), limit=LIMIT):
     """Why MPI does not transfer the memory of a device, as text; "" if it does. Not collective.
 
     Args:

@@ -3,10 +3,10 @@
 import os
 import time
 
-from fedmpi.comm.faults.orphan import started_directly
-from fedmpi.comm.mpi_library import MPI, ranks_of_launcher
-from fedmpi.comm.process import started_by
-from fedmpi.errors import UserError
+from fedmpi.comm.start.mpi_library import MPI, ranks_of_launcher
+from fedmpi.comm.start.orphan import started_directly
+from fedmpi.comm.start.process import started_by
+from fedmpi.ground.errors import UserError
 
 PATIENCE = 2.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
 LONGEST = 100.0  # seconds for which they wait while the first has not ended, as it still loads its program

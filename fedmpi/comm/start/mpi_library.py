@@ -14,12 +14,12 @@ import threading
 import time
 from typing import Any
 
-from fedmpi.comm.faults.orphan import launcher_above
-from fedmpi.comm.pmi import corrected
-from fedmpi.comm.process import left_by_worker, open_closed_streams, started_by
-from fedmpi.comm.shared_memory import prepare_shared_memory
-from fedmpi.errors import INTERRUPTED, STOPPED, UserError
-from fedmpi.text import short
+from fedmpi.comm.start.orphan import launcher_above
+from fedmpi.comm.start.pmi import corrected
+from fedmpi.comm.start.process import left_by_worker, open_closed_streams, started_by
+from fedmpi.comm.start.shared_memory import prepare_shared_memory
+from fedmpi.ground.errors import INTERRUPTED, STOPPED, UserError
+from fedmpi.ground.text import short
 
 LIMIT = 1800.0  # seconds in which all ranks must begin MPI
 LOOK_EVERY = 1.0  # seconds between two looks at whether other ranks have ended meanwhile

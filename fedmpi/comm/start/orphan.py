@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from fedmpi.machine.processes import ancestors
+from fedmpi.ground.machine.processes import ancestors
 
 # Processes that start ranks on a node: of MPICH and its relatives, of Open MPI, of SLURM.
 LAUNCHERS = ("hydra_pmi_proxy", "prted", "prterun", "orted", "mpirun", "mpiexec", "slurmstepd")

@@ -7,7 +7,7 @@ import socket
 import stat
 import threading
 
-from fedmpi.comm.faults.orphan import container
+from fedmpi.comm.start.orphan import container
 
 # SLURM (22.05) says that a value may have 1024 bytes, and reads no more of a request, which also has a key, at once.
 # MPICH sends each rank's address with what lies behind it in memory, packed. Where this does not pack well, the

@@ -4,7 +4,7 @@ import os
 import pathlib
 import sys
 
-from fedmpi.comm.faults.orphan import container
+from fedmpi.comm.start.orphan import container
 
 SHARED_FOLDER = "/dev/shm"  # where MPICH and Open MPI put shared windows on Linux
 NEEDED = 5_400_000  # bytes of MPICH 5 per rank of a machine, as measured

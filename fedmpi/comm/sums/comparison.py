@@ -2,7 +2,7 @@
 
 import torch
 
-from fedmpi.comm.transports.base import Transport
+from fedmpi.comm.sums.transports.base import Transport
 
 
 def average_differs(world, block, divisor, average):

@@ -8,23 +8,23 @@ import weakref
 import numpy as np
 import torch
 
-from fedmpi.comm import transports
-from fedmpi.comm.comparison import average_differs, combination_differs
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
 from fedmpi.comm.link import Link, RanksLost, Slices, Traffic, combine_alone, describe_clients, divide
-from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.slices import add_integers, allgather_vectors, exchange_slices
-from fedmpi.comm.topology import LARGEST_CALL, Topology
-from fedmpi.comm.transports.base import SMALLEST_GAIN, Facts, Transport, Unavailable, choose
-from fedmpi.comm.transports.shared import SharedMemory
-from fedmpi.comm.window import NodeCopy, NoWindow
-from fedmpi.errors import AgreedUserError, Diverged, UserError
-from fedmpi.machine.devices import device_number
-from fedmpi.registry import known
-from fedmpi.text import Log
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.comm.sums import transports
+from fedmpi.comm.sums.comparison import average_differs, combination_differs
+from fedmpi.comm.sums.slices import add_integers, allgather_vectors, exchange_slices
+from fedmpi.comm.sums.topology import LARGEST_CALL, Topology
+from fedmpi.comm.sums.transports.base import SMALLEST_GAIN, Facts, Transport, Unavailable, choose
+from fedmpi.comm.sums.transports.shared import SharedMemory
+from fedmpi.comm.sums.window import NodeCopy, NoWindow
+from fedmpi.ground.errors import AgreedUserError, Diverged, UserError
+from fedmpi.ground.machine.devices import device_number
+from fedmpi.ground.registry import known
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 
@@ -33,7 +33,7 @@ HOST_BYTES = 64  # of a machine's name in messages
 
 
 class MPILink(Link):
-    """Sums over the ranks of a communicator by one of the transports (`fedmpi.comm.transports`).
+    """Sums over the ranks of a communicator by one of the transports (`fedmpi.comm.sums.transports`).
 
     Args:
         comm: an mpi4py intracommunicator; COMM_WORLD if None.

@@ -3,9 +3,9 @@
 import numpy as np
 
 from fedmpi.comm.link import lowest_true
-from fedmpi.comm.mpi_library import MPI
-from fedmpi.comm.waiting import Waiter
-from fedmpi.machine.cores import count_at_a_time, usable_cores, work_since_start
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.comm.sums.waiting import Waiter
+from fedmpi.ground.machine.cores import count_at_a_time, usable_cores, work_since_start
 
 PIECE = 8 << 20  # bytes of CPU memory in one call of MPI: 96 MiB at once took 1.3 to 2 times as long
 LARGEST_CALL = 1 << 30  # elements in one call; MPI-3 counts are 32-bit

@@ -9,8 +9,8 @@ import secrets
 import torch
 
 from fedmpi.comm.link import as_operand
-from fedmpi.comm.shared_memory import OURS, SHARED_FOLDER
-from fedmpi.errors import UserError
+from fedmpi.comm.start.shared_memory import OURS, SHARED_FOLDER
+from fedmpi.ground.errors import UserError
 
 CACHE_LINE = 64  # bytes; two ranks never write to the same one
 STRIP = 65536  # elements of each vector that are in the cache at once, per thread

@@ -9,9 +9,9 @@ A preset's key ``paper`` is not a setting. It contains
 
 import pathlib
 
-from fedmpi.errors import UserError
-from fedmpi.registry import plain
-from fedmpi.settings import nearest
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import plain
+from fedmpi.ground.settings import nearest
 
 FOLDER = pathlib.Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""Partitions split one data set over clients; each is found by its name (`fedmpi.registry`).
+"""Partitions split one data set over clients; each is found by its name (`fedmpi.ground.registry`).
 
 Every partition is a pure function of one column of the training set, the number of clients and the seed.
 """

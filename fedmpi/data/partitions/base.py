@@ -6,10 +6,10 @@ import io
 import h5py
 import numpy as np
 
-from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import replacing
-from fedmpi.settings import check, setting
-from fedmpi.streams import generator
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import replacing
+from fedmpi.ground.settings import check, setting
+from fedmpi.ground.streams import generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

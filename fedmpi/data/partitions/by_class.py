@@ -7,8 +7,8 @@ import numpy as np
 
 from fedmpi.data.partitions.base import Partition
 from fedmpi.data.partitions.even import IID, Stride
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 
 # The first half's classes in the FAFED paper's "high" heterogeneity, by data set (public code).
 FIRST_CLASSES = {"fashion_mnist": "0,1,2,3,4", "mnist": "0,1,2,5,9", "cifar10": "9,1,2,3,4"}

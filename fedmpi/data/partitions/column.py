@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from fedmpi.data.partitions.base import Partition
-from fedmpi.errors import UserError
-from fedmpi.settings import setting
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pathlib
 import stat
 import time
 
-from fedmpi.errors import UserError
-from fedmpi.text import Log, format_bytes
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import Log, format_bytes
 
 log = Log(__name__)
 

@@ -7,8 +7,8 @@ import pathlib
 
 import h5py
 
-from fedmpi.data.limits import LEAST, check_file, check_unpacked
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import LEAST, check_file, check_unpacked
 
 # What reading a damaged file raises.
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError, SystemError)

@@ -7,8 +7,8 @@ import math
 import os
 import stat
 
-from fedmpi.errors import UserError
-from fedmpi.text import format_bytes, short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import format_bytes, short
 
 LEAST, TIMES = 1 << 30, 100  # what every file may unpack to: so many bytes, and so many times its own
 VARIABLE = "FEDMPI_MAX_UNPACKED"  # GiB that any file may unpack to, for all programs

@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 MARK = ".fedmpi"
 LOCK, OWNER = ".lock", b'{"host": '  # of a run folder, see `fedmpi.runs.lock`; how what is in it begins

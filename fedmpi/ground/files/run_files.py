@@ -5,8 +5,8 @@ import os
 import pathlib
 import stat
 
-from fedmpi.errors import UserError
-from fedmpi.own_files import LOCK, MARK, check_regular, read_mark
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import LOCK, MARK, check_regular, read_mark
 
 SETTINGS = "settings.yaml"  # the run as resolved; `--config` repeats it
 RECORDS = "metrics.jsonl"  # one line of JSON per round, see `fedmpi.runs.record`

@@ -9,8 +9,8 @@ import stat
 
 import yaml
 
-from fedmpi.errors import UserError, attempt
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.text import short
 
 LARGEST_FILE = 1 << 20  # bytes; a settings file has a few thousand
 DEEPEST = 20  # levels of nesting

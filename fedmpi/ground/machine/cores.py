@@ -7,7 +7,7 @@ import pathlib
 import platform
 import time
 
-from fedmpi.machine.groups import control_groups
+from fedmpi.ground.machine.groups import control_groups
 
 BY_LOAD = "free cores"  # begins the reason of `choose_threads` if other processes have decided
 VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")  # that the user, or the job script, has set

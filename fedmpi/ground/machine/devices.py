@@ -15,9 +15,9 @@ import platform
 import numpy as np
 import torch
 
-from fedmpi.errors import UserError
-from fedmpi.machine.cores import run_on, usable_cores
-from fedmpi.text import Log
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.cores import run_on, usable_cores
+from fedmpi.ground.text import Log
 
 log = Log(__name__)
 

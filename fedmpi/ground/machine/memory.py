@@ -7,7 +7,7 @@ import pathlib
 import resource
 import sys
 
-from fedmpi.machine.groups import control_groups
+from fedmpi.ground.machine.groups import control_groups
 
 # glibc's names for mallopt; see mallopt(3).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4

@@ -1,12 +1,12 @@
-"""``python -m fedmpi.data list``: the official data sets, and the files in the data folder."""
+"""``python -m fedmpi.prepare list``: the official data sets, and the files in the data folder."""
 
 import pathlib
 
-from fedmpi.data.commands import add_data_dir
-from fedmpi.data.hdf5 import data_sets, readable
-from fedmpi.data.official import OFFICIAL
-from fedmpi.errors import UserError
-from fedmpi.text import printable_line
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.hdf5 import data_sets, readable
+from fedmpi.ground.text import printable_line
+from fedmpi.prepare.commands import add_data_dir
+from fedmpi.prepare.official import OFFICIAL
 
 
 def add_parser(commands):

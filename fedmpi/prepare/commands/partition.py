@@ -1,16 +1,16 @@
-"""``python -m fedmpi.data partition``: show which client gets which part of a data set, and write the parts."""
+"""``python -m fedmpi.prepare partition``: show which client gets which part of a data set, and write the parts."""
 
 import pathlib
 
 import numpy as np
 
-from fedmpi.data.commands.plot import check_plot, draw_class_counts, draw_sizes
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.source import ACCOUNT, SILO_NAME, SPLITS, find_file, names_silos, open_source, silo_name
 from fedmpi.data.text import Text, is_text
-from fedmpi.data.writer import check_writable, write_file
-from fedmpi.errors import UserError
-from fedmpi.text import printable_line
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import printable_line
+from fedmpi.prepare.commands.plot import check_plot, draw_class_counts, draw_sizes
+from fedmpi.prepare.writer import check_writable, write_file
 
 DEFAULT_CLIENTS = 10
 MAX_CLASSES = 20  # columns of the table; with more classes, it has only the total of each client

@@ -4,8 +4,8 @@ import textwrap
 
 import numpy as np
 
-from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import check_figure, save_figure
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import check_figure, save_figure
 
 PROGRAM = "fedmpi.data"  # which the figures' files name
 COLOUR = "#2c7fb8"

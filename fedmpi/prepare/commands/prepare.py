@@ -1,17 +1,17 @@
-"""``python -m fedmpi.data prepare``: make the HDF5 file of a data set."""
+"""``python -m fedmpi.prepare prepare``: make the HDF5 file of a data set."""
 
 import dataclasses
 import pathlib
 
-from fedmpi.data.commands import add_data_dir
-from fedmpi.data.commands.show import show_account
-from fedmpi.data.formats import ENDINGS
-from fedmpi.data.formats.common import ReaderOptions
-from fedmpi.data.formats.features import MISSING
-from fedmpi.data.formats.frames import Reading
-from fedmpi.data.limits import VARIABLE
-from fedmpi.data.official import OFFICIAL
-from fedmpi.data.prepare import prepare
+from fedmpi.ground.files.limits import VARIABLE
+from fedmpi.prepare.commands import add_data_dir
+from fedmpi.prepare.commands.show import show_account
+from fedmpi.prepare.formats import ENDINGS
+from fedmpi.prepare.formats.common import ReaderOptions
+from fedmpi.prepare.formats.features import MISSING
+from fedmpi.prepare.formats.frames import Reading
+from fedmpi.prepare.official import OFFICIAL
+from fedmpi.prepare.prepare import prepare
 
 # option -> (attribute of `Reading`, how its text is read, help)
 READING = {

@@ -1,15 +1,15 @@
-"""``python -m fedmpi.data show``: what a data file contains."""
+"""``python -m fedmpi.prepare show``: what a data file contains."""
 
 import json
 import sys
 
 import numpy as np
 
-from fedmpi.data.checksum import checksum
-from fedmpi.data.commands import add_data_dir
-from fedmpi.data.hdf5 import data_sets, readable
 from fedmpi.data.source import ACCOUNT, find_file
-from fedmpi.text import printable_json, printable_line, short
+from fedmpi.ground.files.checksum import checksum
+from fedmpi.ground.files.hdf5 import data_sets, readable
+from fedmpi.ground.text import printable_json, printable_line, short
+from fedmpi.prepare.commands import add_data_dir
 
 MANY = 30  # columns or classes that the closing block names
 MAX_CLASSES = 20  # classes whose numbers of samples are printed

@@ -1,13 +1,13 @@
 """Readers of data sets in the formats in which people have them, one file per format.
 
-A reader is called as `read(path, options)` with a `fedmpi.data.formats.common.ReaderOptions` and returns
+A reader is called as `read(path, options)` with a `fedmpi.prepare.formats.common.ReaderOptions` and returns
 (splits, attributes). `splits` maps names of the HDF5 layout ("train/images", "test/labels", "train/text") to
 arrays, or to objects with a length, a shape, a dtype and rows by slices, which are read only when written.
 `attributes` are those of the HDF5 file. A reader raises `UserError` if the files are damaged or incomplete.
 """
 
-from fedmpi.data.formats import cifar10, federated, frames, idx, image_table, images, npz, table, text, tiny_imagenet
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.prepare.formats import cifar10, federated, frames, idx, image_table, images, npz, table, text, tiny_imagenet
 
 OFFICIAL_READERS = {
     "mnist": idx.read,

@@ -6,10 +6,10 @@ import tarfile
 
 import numpy as np
 
-from fedmpi.data.formats.common import first_file, read_bytes
-from fedmpi.data.formats.pickled import unpickle_batch
-from fedmpi.data.limits import Limited, check_unpacked
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import Limited, check_unpacked
+from fedmpi.prepare.formats.common import first_file, read_bytes
+from fedmpi.prepare.formats.pickled import unpickle_batch
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the red, green and blue pixels
 # version -> (folder in its tar file, ending of its files)

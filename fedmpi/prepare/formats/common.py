@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmpi.data.formats.frames import Reading
-from fedmpi.data.limits import check_file, unpacked
-from fedmpi.errors import UserError, attempt
-from fedmpi.streams import generator
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import check_file, unpacked
+from fedmpi.ground.streams import generator
+from fedmpi.ground.text import short
+from fedmpi.prepare.formats.frames import Reading
 
 MOST_NAMED, LONGEST_PROBLEM = 10, 180  # files that a message names if several cannot be used; characters for each
 
@@ -25,15 +25,15 @@ class ReaderOptions:
         test_from: path of a table that is the test set, or None.
         seed: of the random choice of these samples.
         label: column of the label in a table; None: the last.
-        missing: what happens to empty fields of a table, one of `fedmpi.data.formats.features.MISSING`; None: refuse,
-            or what the file of `columns` says.
+        missing: what happens to empty fields of a table, one of `fedmpi.prepare.formats.features.MISSING`; None:
+            refuse, or what the file of `columns` says.
         one_hot: columns of words in a table that become features. columns: path of the file that silos share, or None.
         drop, id, keep, features: names of columns: those left out; not learned from, and shown in predictions; not
             learned from; and, if there are any, the only features. group: column of samples that stay together.
         classes: names of all classes, or () for those of the data. reading: how fields of a table are read.
         silo: name of the client whose data these are, or None.
         size: pixels per side that images are resized to; None: images keep their size.
-        max_unpacked: GiB that a file may unpack to; None: see `fedmpi.data.limits`.
+        max_unpacked: GiB that a file may unpack to; None: see `fedmpi.ground.files.limits`.
         follow_links: whether images may lie outside of the folder, where symbolic links lead to.
         mode: pillow's mode that images are converted to, like RGB; None: they must have one. layout: letters of the
             axes of arrays, like nchw; None: as their shape suggests. masks: folder with a mask for each image, or None.

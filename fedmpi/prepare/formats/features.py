@@ -6,11 +6,11 @@ import pathlib
 
 import numpy as np
 
-from fedmpi.data.formats.frames import Reading
 from fedmpi.data.source import plain
-from fedmpi.errors import UserError, attempt
-from fedmpi.own_files import check_regular, replacing
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.own_files import check_regular, replacing
+from fedmpi.ground.text import short
+from fedmpi.prepare.formats.frames import Reading
 
 MISSING = ("refuse", "median", "category")  # what happens to empty fields
 LARGEST = np.finfo(np.float32).max

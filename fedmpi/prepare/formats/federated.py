@@ -5,12 +5,12 @@ import json
 import h5py
 import numpy as np
 
-from fedmpi.data.formats.common import attempt_all, choose_test_set
-from fedmpi.data.formats.npz import number_words, numbered
-from fedmpi.data.hdf5 import readable
-from fedmpi.data.limits import check_file
 from fedmpi.data.source import ACCOUNT
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.hdf5 import readable
+from fedmpi.ground.files.limits import check_file
+from fedmpi.prepare.formats.common import attempt_all, choose_test_set
+from fedmpi.prepare.formats.npz import number_words, numbered
 
 USER = "user"  # the column that says whose samples these are
 INPUTS = ("pixels", "image")  # names in files of TensorFlow Federated

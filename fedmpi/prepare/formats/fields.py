@@ -7,8 +7,8 @@ import shlex
 
 import numpy as np
 
-from fedmpi.errors import UserError
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import short
 
 # What often means that there is no value; it is not taken for that unasked.
 MARKS = {"?", "-", "--", ".", "n/a", "na", "none", "nil", "missing", "unknown", "#n/a"}

@@ -17,10 +17,10 @@ import zipfile
 
 import numpy as np
 
-from fedmpi.data.formats.fields import AS_NUMBER, BOTH, CODE, compact, recognise
-from fedmpi.data.formats.typed import ARROW, ARROW_OF_SPLITS, LINES, TYPED, read_typed
-from fedmpi.data.limits import Limited, check_file
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import Limited, check_file
+from fedmpi.prepare.formats.fields import AS_NUMBER, BOTH, CODE, compact, recognise
+from fedmpi.prepare.formats.typed import ARROW, ARROW_OF_SPLITS, LINES, TYPED, read_typed
 
 EMPTY = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")  # fields without a value
 FIRST_BYTES = 1 << 20  # from which encoding and separator are found

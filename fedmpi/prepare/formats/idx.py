@@ -5,9 +5,9 @@ import struct
 
 import numpy as np
 
-from fedmpi.data.formats.common import first_file
-from fedmpi.data.limits import check_file, unpacked
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import check_file, unpacked
+from fedmpi.prepare.formats.common import first_file
 
 TORCHVISION_FOLDERS = ("raw", "MNIST/raw", "FashionMNIST/raw")  # below the folder that torchvision was given
 

@@ -5,13 +5,13 @@ import json
 
 import numpy as np
 
-from fedmpi.data.formats.common import choose_test_set
-from fedmpi.data.formats.frames import table_ending
-from fedmpi.data.formats.images import image_splits
-from fedmpi.data.formats.npz import number_words
-from fedmpi.data.formats.typed import ARROW, ARROW_OF_SPLITS, named_classes, read_arrow, read_parquet
 from fedmpi.data.source import ACCOUNT
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.prepare.formats.common import choose_test_set
+from fedmpi.prepare.formats.frames import table_ending
+from fedmpi.prepare.formats.images import image_splits
+from fedmpi.prepare.formats.npz import number_words
+from fedmpi.prepare.formats.typed import ARROW, ARROW_OF_SPLITS, named_classes, read_arrow, read_parquet
 
 METADATA = b"huggingface"  # in a Parquet file: what the columns are
 

@@ -8,13 +8,13 @@ from collections import Counter
 
 import numpy as np
 
-from fedmpi.data.formats import medical
-from fedmpi.data.formats.common import attempt_all, choose_test_set, divided, read_bytes, refuse_all
-from fedmpi.data.formats.frames import Reading, read_table
-from fedmpi.data.formats.npz import number_words
-from fedmpi.data.limits import check_file, check_unpacked
 from fedmpi.data.source import ACCOUNT, GROUP, SPLITS
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import check_file, check_unpacked
+from fedmpi.prepare.formats import medical
+from fedmpi.prepare.formats.common import attempt_all, choose_test_set, divided, read_bytes, refuse_all
+from fedmpi.prepare.formats.frames import Reading, read_table
+from fedmpi.prepare.formats.npz import number_words
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 # What their content may be, whatever their ending: pillow would start another program for a page of PostScript.

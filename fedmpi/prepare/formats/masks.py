@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedmpi.data.formats.common import attempt_all, choose_test_set, divided
-from fedmpi.data.formats.images import check_images, image_splits, is_image, open_raw
 from fedmpi.data.source import ACCOUNT
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.prepare.formats.common import attempt_all, choose_test_set, divided
+from fedmpi.prepare.formats.images import check_images, image_splits, is_image, open_raw
 
 MOST_CLASSES = 50  # more values are brightnesses, or a picture saved as JPEG
 

@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 
-from fedmpi.data.limits import PIECE, check_file, check_unpacked
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import PIECE, check_file, check_unpacked
 
 ENDINGS = (".dcm", ".nii", ".nii.gz")
 DEFLATED, HEADER = b"1.2.840.10008.1.2.1.99", 4096  # how the rest of a file is compressed; bytes of its header

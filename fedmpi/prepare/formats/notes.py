@@ -5,7 +5,7 @@ import shlex
 
 import numpy as np
 
-from fedmpi.text import short
+from fedmpi.ground.text import short
 
 FEW = 20  # rows, below which nothing is remarkable
 MANY_CLASSES, MANY_NUMBERS = 10, 20  # classes; of them if they are whole numbers
@@ -29,7 +29,7 @@ def notes_on(table, columns, labels, label, group):
     """Lines about what may be a mistake.
 
     Args:
-        table: a `fedmpi.data.formats.frames.Table`. columns: a `Columns`. labels: [n] numbers of the classes.
+        table: a `fedmpi.prepare.formats.frames.Table`. columns: a `Columns`. labels: [n] numbers of the classes.
         label, group: names of their columns; group may be None.
     """
     notes, num_rows = [], len(labels)

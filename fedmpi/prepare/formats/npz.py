@@ -4,10 +4,10 @@ import zipfile
 
 import numpy as np
 
-from fedmpi.data.formats.common import choose_test_set
-from fedmpi.data.limits import check_file, check_members
 from fedmpi.data.source import ACCOUNT
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.files.limits import check_file, check_members
+from fedmpi.prepare.formats.common import choose_test_set
 
 SAMPLES, LABELS = ("x", "images", "data"), ("y", "labels", "targets")
 CHANNELS = (1, 3, 4)

@@ -10,7 +10,7 @@ import pickle
 
 import numpy as np
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 # The functions themselves, so that no module is imported because a file names it.
 _ALLOWED = {

@@ -5,14 +5,14 @@ import re
 
 import numpy as np
 
-from fedmpi.data.formats.common import choose_test_set, divided
-from fedmpi.data.formats.features import Columns
-from fedmpi.data.formats.fields import hint_of_words
-from fedmpi.data.formats.frames import DATE, NAMELESS, TEXTS, read_table, table_ending
-from fedmpi.data.formats.notes import FEW, notes_on
-from fedmpi.data.formats.typed import ARROW_OF_SPLITS
 from fedmpi.data.source import ACCOUNT, COLUMNS, GROUP, ID
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
+from fedmpi.prepare.formats.common import choose_test_set, divided
+from fedmpi.prepare.formats.features import Columns
+from fedmpi.prepare.formats.fields import hint_of_words
+from fedmpi.prepare.formats.frames import DATE, NAMELESS, TEXTS, read_table, table_ending
+from fedmpi.prepare.formats.notes import FEW, notes_on
+from fedmpi.prepare.formats.typed import ARROW_OF_SPLITS
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
@@ -42,7 +42,7 @@ class Rows:
 
 
 def read(path, options):
-    """A table with a header, one sample per row; `fedmpi.data.formats.frames` lists the formats.
+    """A table with a header, one sample per row; `fedmpi.prepare.formats.frames` lists the formats.
 
     One column is the label (`ReaderOptions.label`, by default the last), numbers or words. Of the others, columns of
     numbers and those of `ReaderOptions.one_hot` are features. `Columns` says how, and can be shared by silos. The

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedmpi.data.formats.common import open_archive, read_bytes
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.prepare.formats.common import open_archive, read_bytes
 
 
 def read(folder, options):

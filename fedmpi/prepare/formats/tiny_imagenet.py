@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fedmpi.data.formats.common import open_archive, read_bytes
-from fedmpi.data.formats.images import ImageFiles
-from fedmpi.errors import UserError, attempt
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.prepare.formats.common import open_archive, read_bytes
+from fedmpi.prepare.formats.images import ImageFiles
 
 SIDE = 64  # pixels
 

@@ -6,9 +6,9 @@ import json
 import re
 import zipfile
 
-from fedmpi.data.limits import PIECE, check_file, check_members, check_unpacked
-from fedmpi.errors import UserError
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.limits import PIECE, check_file, check_members, check_unpacked
+from fedmpi.ground.text import short
 
 AS_IT_IS = {"dtype": False, "convert_dates": False}  # otherwise pandas takes "01" for 1, and `updated_at` for a date
 TYPED = {

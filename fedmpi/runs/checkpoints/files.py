@@ -21,11 +21,11 @@ import zlib
 import safetensors
 import torch
 
-from fedmpi.errors import UserError
-from fedmpi.machine.versions import versions
-from fedmpi.own_files import check_regular, make_folder, read_mark, remove, replacing
-from fedmpi.run_files import CHECKPOINTS, MANIFEST
-from fedmpi.text import short
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_regular, make_folder, read_mark, remove, replacing
+from fedmpi.ground.files.run_files import CHECKPOINTS, MANIFEST
+from fedmpi.ground.machine.versions import versions
+from fedmpi.ground.text import short
 
 FORMAT = 1  # of the manifest and the files
 # Names of a checkpoint's files; the last is of a manifest that was being written when a process was killed.

@@ -4,7 +4,15 @@ import platform
 
 import torch
 
-from fedmpi.checkpoints.files import (
+from fedmpi.comm.agreement import agree, share
+from fedmpi.config.grammar import flatten
+from fedmpi.config.run import role
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
+from fedmpi.ground.machine.versions import versions
+from fedmpi.ground.text import Log, short
+from fedmpi.oracles.architecture import difference, other_code
+from fedmpi.runs.checkpoints.files import (
     Damaged,
     checkpoint_folder,
     client_file,
@@ -12,14 +20,6 @@ from fedmpi.checkpoints.files import (
     read_manifest,
     read_state,
 )
-from fedmpi.comm.agreement import agree, share
-from fedmpi.config.grammar import flatten
-from fedmpi.config.run import role
-from fedmpi.errors import UserError
-from fedmpi.machine.versions import versions
-from fedmpi.oracles.architecture import difference, other_code
-from fedmpi.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
-from fedmpi.text import Log, short
 
 log = Log(__name__)
 

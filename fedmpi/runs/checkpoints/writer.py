@@ -11,7 +11,14 @@ import time
 
 import torch
 
-from fedmpi.checkpoints.files import (
+from fedmpi.comm.agreement import agree
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import write_mark
+from fedmpi.ground.files.run_files import SERVER_STATE, had_checkpoints
+from fedmpi.ground.machine.memory import available_memory
+from fedmpi.ground.text import Log
+from fedmpi.oracles.architecture import as_json
+from fedmpi.runs.checkpoints.files import (
     checkpoint_folder,
     client_file,
     describe_layout,
@@ -24,18 +31,11 @@ from fedmpi.checkpoints.files import (
     write_manifest,
     write_state,
 )
-from fedmpi.checkpoints.resume import resume
-from fedmpi.comm.agreement import agree
-from fedmpi.errors import UserError
-from fedmpi.machine.memory import available_memory
-from fedmpi.oracles.architecture import as_json
-from fedmpi.own_files import write_mark
-from fedmpi.run_files import SERVER_STATE, had_checkpoints
-from fedmpi.text import Log
+from fedmpi.runs.checkpoints.resume import resume
 
 log = Log(__name__)
 
-DUE, WRITING, FAILED = 8, 16, 32  # bits of `Federation.requests`, above those of `fedmpi.program.signals`
+DUE, WRITING, FAILED = 8, 16, 32  # bits of `Federation.requests`, above those of `fedmpi.comm.job.signals`
 SHARE_OF_MEMORY = 0.5  # of what is available to the job on the node, for the copies of all its ranks
 UNKNOWN = 64 << 20  # bytes that are copied where the system does not say what is available
 LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system

@@ -3,8 +3,8 @@
 import abc
 import importlib
 
-from fedmpi.errors import UserError
-from fedmpi.registry import find
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import find
 from fedmpi.runs import trackers
 from fedmpi.runs.record import AMOUNTS
 

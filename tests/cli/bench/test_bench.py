@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from helpers import ROOT, start
 
-from fedmpi.bench import breakdown, cost_model, timing
-from fedmpi.bench.__main__ import read_arguments
-from fedmpi.bench.breakdown import break_down
-from fedmpi.bench.results import BenchResults, read_results
-from fedmpi.bench.rounds import Rounds
-from fedmpi.bench.timing import Case, Times, time_cases
-from fedmpi.bench.workloads import WORKLOADS, arguments_of
-from fedmpi.comm.mpi import MPILink
-from fedmpi.errors import UserError
+from fedmpi.cli.bench import breakdown, cost_model, timing
+from fedmpi.cli.bench.__main__ import read_arguments
+from fedmpi.cli.bench.breakdown import break_down
+from fedmpi.cli.bench.results import BenchResults, read_results
+from fedmpi.cli.bench.rounds import Rounds
+from fedmpi.cli.bench.timing import Case, Times, time_cases
+from fedmpi.cli.bench.workloads import WORKLOADS, arguments_of
+from fedmpi.comm.sums.mpi import MPILink
+from fedmpi.ground.errors import UserError
 
 
 def bench(ranks, *arguments):
-    return start(ranks, "-m", "fedmpi.bench", *arguments)
+    return start(ranks, "-m", "fedmpi.cli.bench", *arguments)
 
 
 def test_times_are_medians_and_ratios_within_a_cycle():

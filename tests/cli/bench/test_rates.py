@@ -7,8 +7,8 @@ import pytest
 from helpers import start
 
 from fedmpi import algorithms
-from fedmpi.bench.parts import rates
-from fedmpi.bench.rates import Hit, Slope, Trial, best_hit, first_hit, means, slope, verdict
+from fedmpi.cli.bench.parts import rates
+from fedmpi.cli.bench.rates import Hit, Slope, Trial, best_hit, first_hit, means, slope, verdict
 from fedmpi.comm.link import SoloLink
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
@@ -165,7 +165,7 @@ def test_slopes_and_their_verdicts():
 
 def test_a_figure_that_cannot_be_written_is_refused_before_the_runs():
     for path, message in (("x.gif", "ends in .svg"), ("no/x.svg", "there is no folder no")):
-        done = start(1, "-m", "fedmpi.bench", "rates", "--quick", "--figure", path)
+        done = start(1, "-m", "fedmpi.cli.bench", "rates", "--quick", "--figure", path)
         assert done.returncode == 2 and message in done.stderr
 
 

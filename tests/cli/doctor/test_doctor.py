@@ -16,18 +16,18 @@ import torch
 from helpers import ROOT, disk_of, execute, launchers, start
 
 from fedmpi.algorithms import FedAvg
+from fedmpi.cli.doctor.__main__ import _check_launch
+from fedmpi.cli.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
+from fedmpi.cli.doctor.collect import _check_rows
+from fedmpi.cli.doctor.facts import RankFacts
 from fedmpi.comm.link import SoloLink
-from fedmpi.doctor.__main__ import _check_launch
-from fedmpi.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
-from fedmpi.doctor.collect import _check_rows
-from fedmpi.doctor.facts import RankFacts
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 FACTS = RankFacts(0, "n1", 0, [0, 1], 2, 1, "cpu", "", "", {"MPI": "MPICH 5.0.2"}, 0.0)
 
 
 def doctor(ranks, out, *words, **options):
-    return start(ranks, "-m", "fedmpi.doctor", "--out", out, *words, **options)
+    return start(ranks, "-m", "fedmpi.cli.doctor", "--out", out, *words, **options)
 
 
 def failed(ended):
@@ -104,7 +104,7 @@ def test_two_ranks_on_one_core(tmp_path):
         2,
         sys.executable,
         "-m",
-        "fedmpi.doctor",
+        "fedmpi.cli.doctor",
         "--json",
         "--out",
         tmp_path,
@@ -124,7 +124,7 @@ def test_mixed_versions_and_a_full_disk(tmp_path):
         with open(tmp_path / "other" / "fedmpi" / "errors.py", "a") as file:
             file.write("# changed\n")
         here, there = (
-            ["env", f"PYTHONPATH={path}", sys.executable, "-m", "fedmpi.doctor", "--json", "--out", folder]
+            ["env", f"PYTHONPATH={path}", sys.executable, "-m", "fedmpi.cli.doctor", "--json", "--out", folder]
             for path in (ROOT, tmp_path / "other")
         )
         checks = failed(execute(["mpirun", "-np", 1, *here, ":", "-np", 1, *there], cwd=tmp_path))

@@ -7,9 +7,9 @@ import pytest
 from helpers import start, train
 
 import fedmpi
+from fedmpi.cli.evaluate.__main__ import _run
 from fedmpi.comm.link import SoloLink
-from fedmpi.data.writer import write_file
-from fedmpi.evaluate.__main__ import _run
+from fedmpi.prepare.writer import write_file
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def made(tmp_path_factory):
 
 
 def evaluate(*words):
-    return start(2, "-m", "fedmpi.evaluate", *words, "--threads", 1)
+    return start(2, "-m", "fedmpi.cli.evaluate", *words, "--threads", 1)
 
 
 def values(output):
@@ -75,4 +75,4 @@ def test_wrong_words_are_one_line(made):
 def test_help_is_printed_and_nothing_done(capsys):
     _run(["--help"], SoloLink())
     printed = capsys.readouterr().out
-    assert "usage: python -m fedmpi.evaluate MODEL [SETTINGS]" in printed and "run folder, or model file" in printed
+    assert "usage: python -m fedmpi.cli.evaluate MODEL [SETTINGS]" in printed and "run folder, or model file" in printed

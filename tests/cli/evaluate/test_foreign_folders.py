@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 import fedmpi
-from fedmpi.checkpoints.files import Damaged, read_manifest
+from fedmpi.cli.evaluate.__main__ import _run
 from fedmpi.comm.link import SoloLink
-from fedmpi.errors import UserError
-from fedmpi.evaluate.__main__ import _run
+from fedmpi.ground.errors import UserError
+from fedmpi.runs.checkpoints.files import Damaged, read_manifest
 
 PAYLOAD = """
 import pathlib

@@ -1,5 +1,5 @@
-"""`python -m fedmpi.predict` and `fedmpi.load`, given run folders and samples of any kind: right predictions, or one
-line and no file."""
+"""`python -m fedmpi.cli.predict` and `fedmpi.load`, given run folders and samples of any kind: right predictions, or
+one line and no file."""
 
 import csv
 import functools
@@ -17,11 +17,11 @@ from helpers import execute, train
 from safetensors.torch import load_file, save_file
 
 import fedmpi
-from fedmpi.errors import UserError
+from fedmpi.cli.predict.__main__ import _are_alike, main
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import check_regular
 from fedmpi.models.mlp import MLP
 from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.own_files import check_regular
-from fedmpi.predict.__main__ import _are_alike, main
 from fedmpi.runs.initial import read_initial
 
 INPUT = {"shape": [1, 4, 4], "divide_by": 255, "mean": [0.3], "std": [0.4]}

@@ -8,12 +8,12 @@ import pytest
 from helpers import ROOT, execute
 from test_report import FLOOR, Page, accuracy, make_run, report
 
-import fedmpi.report
-from fedmpi.errors import UserError
-from fedmpi.report.curves import Target, clearly_best
-from fedmpi.report.further import varied_settings
-from fedmpi.report.style import Style
-from fedmpi.report.tables import cases_table, client_table, final_table, silo_table, target_table
+import fedmpi.cli.report
+from fedmpi.cli.report.curves import Target, clearly_best
+from fedmpi.cli.report.further import varied_settings
+from fedmpi.cli.report.style import Style
+from fedmpi.cli.report.tables import cases_table, client_table, final_table, silo_table, target_table
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
 
@@ -109,7 +109,7 @@ def test_a_figure_for_a_paper(tmp_path):
         "labels": {"fafed": "FAFED (ours)", "accuracy": "accuracy on tests"},
     }
     path = tmp_path / "figure.pdf"
-    figure = fedmpi.report.figure(tmp_path / "runs", "accuracy", "bytes", target=0.7, path=path, **style)
+    figure = fedmpi.cli.report.figure(tmp_path / "runs", "accuracy", "bytes", target=0.7, path=path, **style)
     assert path.read_bytes()[:5] == b"%PDF-"
     assert tuple(72 * figure.get_size_inches()) == pytest.approx((245, 170))
     (axes,) = figure.axes
@@ -118,17 +118,17 @@ def test_a_figure_for_a_paper(tmp_path):
     assert axes.get_ylabel() == "accuracy on tests"
     drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert drawn.x0 >= 0 and drawn.y0 >= 0 and drawn.x1 <= width and drawn.y1 <= height
-    wide = fedmpi.report.figure(tmp_path / "runs", "accuracy", "bytes", labels={"fafed": "Momentum SGDA"})
+    wide = fedmpi.cli.report.figure(tmp_path / "runs", "accuracy", "bytes", labels={"fafed": "Momentum SGDA"})
     assert wide.get_tightbbox().x1 <= wide.get_size_inches()[0]
     for wrong in ({"metric": "acuracy"}, {"axis": "rounds"}, {"scale": "cubic"}, {"width": 3}):
         with pytest.raises(UserError):
-            fedmpi.report.figure(tmp_path / "runs", **{"metric": "accuracy", **wrong})
+            fedmpi.cli.report.figure(tmp_path / "runs", **{"metric": "accuracy", **wrong})
 
 
 def test_a_figure_has_the_size_asked_for_also_with_long_names(tmp_path):
     for number in range(9):
         make_run(tmp_path / "runs" / str(number), "fafed", 0, algorithm={"name": "fafed", "step_size": 0.1 + number})
-    figure = fedmpi.report.figure(tmp_path / "runs", "accuracy", width=245, height=170, size=8)
+    figure = fedmpi.cli.report.figure(tmp_path / "runs", "accuracy", width=245, height=170, size=8)
     assert tuple(72 * figure.get_size_inches()) == pytest.approx((245, 170))
     (axes,) = figure.axes
     assert axes.get_window_extent().height * 72 / figure.dpi > 50
@@ -138,10 +138,11 @@ def test_a_figure_has_the_size_asked_for_also_with_long_names(tmp_path):
 
 def test_accuracy_as_error_on_a_log_axis_and_zoomed_in(tmp_path):
     make_run(tmp_path / "runs" / "a", "fafed", 0)
-    (axes,) = fedmpi.report.figure(tmp_path / "runs", "accuracy", scale="error").axes
+    (axes,) = fedmpi.cli.report.figure(tmp_path / "runs", "accuracy", scale="error").axes
     assert axes.get_yscale() == "log" and "1 − " in axes.get_ylabel()
     assert axes.lines[0].get_ydata()[-1] == pytest.approx(1 - accuracy("fafed", 0, 40))
-    whole, zoomed = (fedmpi.report.figure(tmp_path / "runs", "accuracy", scale=s).axes[0] for s in ("linear", "zoom"))
+    figures = [fedmpi.cli.report.figure(tmp_path / "runs", "accuracy", scale=scale) for scale in ("linear", "zoom")]
+    whole, zoomed = (figure.axes[0] for figure in figures)
     assert zoomed.get_ylim()[0] > whole.get_ylim()[0]
     assert "zoomed in" in zoomed.get_ylabel()
 
@@ -149,22 +150,22 @@ def test_accuracy_as_error_on_a_log_axis_and_zoomed_in(tmp_path):
 def test_a_loss_that_falls_far_has_a_log_axis(tmp_path):
     """From 1.2 to 0.25; a third of the range shows as well on a linear one."""
     folder = make_run(tmp_path / "runs" / "a", "fafed", 0)
-    (axes,) = fedmpi.report.figure(tmp_path / "runs", "train_loss").axes
+    (axes,) = fedmpi.cli.report.figure(tmp_path / "runs", "train_loss").axes
     shown = [tick for tick in axes.get_yticks() if 0.25 <= tick <= 1.2]
     assert axes.get_yscale() == "log" and shown == pytest.approx([0.3, 0.5, 0.7, 1.0])
     assert [axes.yaxis.get_major_formatter()(tick, None) for tick in (0.3, 12000.0, 2e7)] == ["0.3", "12,000", "2e+07"]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines = [line | {"train_loss": 0.5 + 0.5 / line["round"]} for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert fedmpi.report.figure(tmp_path / "runs", "train_loss").axes[0].get_yscale() == "linear"
+    assert fedmpi.cli.report.figure(tmp_path / "runs", "train_loss").axes[0].get_yscale() == "linear"
 
 
 def test_an_svg_has_no_background_and_no_date(tmp_path):
     """It lies on pages of any colour, and the same runs give the same file."""
     make_run(tmp_path / "runs" / "a", "fafed", 0)
-    from fedmpi.report.figures import as_svg  # needs matplotlib
+    from fedmpi.cli.report.figures import as_svg  # needs matplotlib
 
-    text = as_svg(fedmpi.report.figure(tmp_path / "runs", "train_loss"))
+    text = as_svg(fedmpi.cli.report.figure(tmp_path / "runs", "train_loss"))
     assert re.search(r'<g id="patch_1">\s*<path [^>]*style="fill: none', text) and "fill: #ffffff" not in text
     assert "<dc:date>" not in text and "fedmpi" in text
 
@@ -276,7 +277,7 @@ def test_of_losses_the_largest_is_the_worst(tmp_path):
 
 def test_the_figure_of_a_split_explains_its_sizes(tmp_path):
     words = ("digits", "--clients", "4", "--partition", "dirichlet", "--plot", tmp_path / "split.svg")
-    ended = execute([sys.executable, "-m", "fedmpi.data", "partition", *words], env={"PYTHONPATH": str(ROOT)})
+    ended = execute([sys.executable, "-m", "fedmpi.prepare", "partition", *words], env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
     assert "<!-- samples -->" in (tmp_path / "split.svg").read_text()
 
@@ -284,7 +285,7 @@ def test_the_figure_of_a_split_explains_its_sizes(tmp_path):
 def test_a_font_that_is_not_here_is_one_line():
     """Matplotlib said so in hundreds of lines."""
     pytest.importorskip("matplotlib")
-    from fedmpi.report.figures import figure_settings
+    from fedmpi.cli.report.figures import figure_settings
 
     with pytest.raises(UserError, match="--font No Such Font: not on this machine"):
         figure_settings(Style(font="No Such Font"))

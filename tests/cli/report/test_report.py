@@ -21,16 +21,16 @@ import pytest
 import yaml
 from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 
-from fedmpi.errors import UserError
-from fedmpi.own_files import make_folder
-from fedmpi.report.__main__ import _folder as files_folder
-from fedmpi.report.curves import Target, curve, final
-from fedmpi.report.live import RESTART, is_running, may_go_on, watch
-from fedmpi.report.page import page, section
-from fedmpi.report.tables import final_table, target_table
+from fedmpi.cli.report.__main__ import _folder as files_folder
+from fedmpi.cli.report.curves import Target, curve, final
+from fedmpi.cli.report.live import RESTART, is_running, may_go_on, watch
+from fedmpi.cli.report.page import page, section
+from fedmpi.cli.report.tables import final_table, target_table
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import make_folder
+from fedmpi.ground.text import Table
 from fedmpi.runs.comparison import Spread, problems
 from fedmpi.runs.folder import find_runs, read_run
-from fedmpi.text import Table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 WIDTHS = (1280, 390)  # a screen, a phone
@@ -73,7 +73,7 @@ def make_run(folder, name, seed, rounds=ROUNDS, ended=True, **settings):
 
 
 def report(*words, **variables):
-    return execute([sys.executable, "-m", "fedmpi.report", *words], env={"PYTHONPATH": str(ROOT), **variables})
+    return execute([sys.executable, "-m", "fedmpi.cli.report", *words], env={"PYTHONPATH": str(ROOT), **variables})
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_figures_lie_beside_the_page(made):
 @pytest.mark.parametrize("num_methods", [1, 3, 12])
 def test_no_words_leave_a_figure(tmp_path, num_methods):
     """Many methods with long names have them below the axes; numbers with many digits take their room on the left."""
-    figures = pytest.importorskip("fedmpi.report.figures", exc_type=UserError)
+    figures = pytest.importorskip("fedmpi.cli.report.figures", exc_type=UserError)
     for number in range(num_methods):
         settings = {"name": "local_amsgrad", "momentum": number / 20, "second_moment_decay": 0.9 + number / 200}
         folder = make_run(tmp_path / f"{number}", "fafed", number, algorithm=settings)
@@ -508,7 +508,7 @@ def test_without_matplotlib_there_is_one_clear_line(tmp_path):
 def test_it_starts_without_torch_and_mpi(tmp_path):
     made = make_run(tmp_path / "run", "fafed", 0)
     program = (
-        "import sys; from fedmpi.report.__main__ import main; main(sys.argv[1:]);"
+        "import sys; from fedmpi.cli.report.__main__ import main; main(sys.argv[1:]);"
         "print(sorted({'torch', 'mpi4py'} & set(sys.modules)))"
     )
     ended = execute([sys.executable, "-c", program, made, "--watch", "1"], env={"PYTHONPATH": str(ROOT)})
@@ -519,8 +519,9 @@ def test_it_starts_without_torch_and_mpi(tmp_path):
 def watching(*words):
     """The report as a process that runs, and does not outlive the test."""
     job = subprocess.Popen(
-        [sys.executable, "-u", "-m", "fedmpi.report", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_ctrl_c,
+        [sys.executable, "-u", "-m", "fedmpi.cli.report", *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_ctrl_c,
     )  # fmt: skip
     try:
         yield job
@@ -582,8 +583,8 @@ def test_watching_fits_into_a_small_terminal(tmp_path):
     ours, its = pty.openpty()
     size = {"COLUMNS": "40", "LINES": "6", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
     job = subprocess.run(
-        [sys.executable, "-m", "fedmpi.report", str(tmp_path), "--watch", "0.2"], stdout=its, stderr=subprocess.PIPE,
-        env={**os.environ, **size}, timeout=LIMIT, text=True,
+        [sys.executable, "-m", "fedmpi.cli.report", str(tmp_path), "--watch", "0.2"],
+        stdout=its, stderr=subprocess.PIPE, env={**os.environ, **size}, timeout=LIMIT, text=True,
     )  # fmt: skip
     os.close(its)
     written = os.read(ours, 100_000).decode()

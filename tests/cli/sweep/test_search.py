@@ -7,12 +7,12 @@ import pytest
 import yaml
 from helpers import execute
 
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 
 optuna = pytest.importorskip("optuna")
 
-from fedmpi.sweep.plan import Plan, Planned  # noqa: E402
-from fedmpi.sweep.search import Search, make_space  # noqa: E402
+from fedmpi.cli.sweep.plan import Plan, Planned  # noqa: E402
+from fedmpi.cli.sweep.search import Search, make_space  # noqa: E402
 
 WORDS = ("--task", "quadratic", "--clients", "2", "--rounds", "3", "--holdout", "0", "--metric", "train_loss")
 SPACE = (
@@ -26,7 +26,7 @@ SPACE = (
 
 
 def sweep(out, *words):
-    ended = execute([sys.executable, "-m", "fedmpi.sweep", "--out", out, *WORDS, *SPACE, *words])
+    ended = execute([sys.executable, "-m", "fedmpi.cli.sweep", "--out", out, *WORDS, *SPACE, *words])
     return ended.returncode, ended.stdout, ended.stderr
 
 

@@ -21,15 +21,15 @@ from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 from test_report import make_run
 from torch.nn import functional
 
+from fedmpi.cli.sweep import local
+from fedmpi.cli.sweep.choice import best_of_each_algorithm, ended_runs, rank
+from fedmpi.cli.sweep.local import run_all
+from fedmpi.cli.sweep.plan import make_plan
 from fedmpi.comm.link import SoloLink
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions import Even
-from fedmpi.errors import UserError
-from fedmpi.own_files import write_mark
-from fedmpi.sweep import local
-from fedmpi.sweep.choice import best_of_each_algorithm, ended_runs, rank
-from fedmpi.sweep.local import run_all
-from fedmpi.sweep.plan import make_plan
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import write_mark
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 
@@ -98,7 +98,7 @@ def test_holdouts_that_cannot_be(tmp_path, words, message):
 
 def sweep(*words):
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return execute([sys.executable, "-m", "fedmpi.sweep", *words], env=variables)
+    return execute([sys.executable, "-m", "fedmpi.cli.sweep", *words], env=variables)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_a_folder_without_runs_takes_other_settings(tmp_path):
 def test_ctrl_c_ends_the_runs_too(tmp_path):
     words = ["--grid", "seed=0,1", "--rounds", "1000000", "--ranks", "2", "--threads", "1", "--out", str(tmp_path)]
     with subprocess.Popen(
-        [sys.executable, "-m", "fedmpi.sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "fedmpi.cli.sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_ctrl_c,
     ) as job:  # fmt: skip
         try:
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
 
 
 def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path):
-    words = [sys.executable, "-m", "fedmpi.sweep", "--grid", "seed=0", *TINY, "--out", tmp_path]
+    words = [sys.executable, "-m", "fedmpi.cli.sweep", "--grid", "seed=0", *TINY, "--out", tmp_path]
     assert execute(words, env={"PYTHONPATH": str(ROOT)}).returncode == 0
     (tmp_path / "seed=0" / "model.safetensors").unlink()  # as if it had been killed at its end
     ended = execute(words, env={"PYTHONPATH": str(ROOT)})
@@ -250,7 +250,7 @@ def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path):
 def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     """The jobs of a sweep that was killed go on; none is made a second time at the same place."""
     words = ["--grid", "seed=0,1", "--rounds", 12, "--local-steps", 200, *TINY[4:], "--ranks", 2, "--out", tmp_path]
-    command = [sys.executable, "-u", "-m", "fedmpi.sweep", *map(str, words)]
+    command = [sys.executable, "-u", "-m", "fedmpi.cli.sweep", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     records = tmp_path / "seed=0" / "metrics.jsonl"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:
@@ -329,8 +329,8 @@ def test_a_run_with_wrong_settings_ends_the_others(tmp_path, monkeypatch):
 def test_a_run_keeps_its_cpu_time_when_the_start_of_another_reaps_it(tmp_path):
     program = (
         "import os, pathlib, sys\n"
-        "from fedmpi.sweep.local import start_job\n"
-        "from fedmpi.sweep.plan import make_plan\n"
+        "from fedmpi.cli.sweep.local import start_job\n"
+        "from fedmpi.cli.sweep.plan import make_plan\n"
         "common = ['--task=quadratic', '--clients=2', '--rounds=2']\n"
         "plan = make_plan(pathlib.Path(sys.argv[1]), None, ['seed=0,1'], common)\n"
         "first = start_job(plan, plan.runs[0], 1, '')\n"

@@ -9,11 +9,11 @@ import yaml
 from test_own_files import foreign, snapshot
 from test_report import make_run
 
-from fedmpi.errors import UserError
-from fedmpi.own_files import MARK, make_folder, write_mark
-from fedmpi.run_files import is_complete
-from fedmpi.sweep.__main__ import main
-from fedmpi.sweep.plan import Plan
+from fedmpi.cli.sweep.__main__ import main
+from fedmpi.cli.sweep.plan import Plan
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.files.own_files import MARK, make_folder, write_mark
+from fedmpi.ground.files.run_files import is_complete
 
 GRID = ["--grid", "seed=0,1", "--task", "quadratic", "--clients", "2", "--rounds", "2"]
 TABLE = ["--holdout", "0", "--metric", "loss"]
@@ -130,7 +130,7 @@ PRUNED = {"name": "000,a=1", "varied": {"local_steps": "1"}, "pruned": True}
 
 def search(folder):
     pytest.importorskip("optuna")
-    from fedmpi.sweep.search import Search, make_space
+    from fedmpi.cli.sweep.search import Search, make_space
 
     return Search(Plan(folder, {}, []), make_space(["local_steps=1:9"], []), "random", 0, "train_loss", False)
 

@@ -14,7 +14,7 @@ from helpers import PROGRAMS, ranks_of, running, start, wait_for
 from test_time_limits import processes_with
 
 import fedmpi
-from fedmpi.membership import exits
+from fedmpi.comm.job import exits
 
 ENDS = PROGRAMS / "ends.py"
 # How a rank ends -> (exit codes of the launchers, what is said); the second may come too late if the launcher is fast.
@@ -78,7 +78,7 @@ def test_a_signal_before_the_first_round_ends_the_job_at_once(tmp_path, any_mpi,
 
 
 def test_what_is_replaced_while_a_loop_is_open_keeps_its_arguments_and_comes_back():
-    from fedmpi.comm.mpi_library import MPI
+    from fedmpi.comm.start.mpi_library import MPI
 
     exits._opened.clear()  # of loops that other tests in this process have not ended
     exits._uninstall()

@@ -11,7 +11,7 @@ import time
 import pytest
 from helpers import launch_words, train, wait_for
 
-from fedmpi.run_files import find_checkpoints, is_complete
+from fedmpi.ground.files.run_files import find_checkpoints, is_complete
 
 
 def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path, any_mpi):

@@ -20,7 +20,7 @@ from helpers import ROOT, disk_of, execute, launch_words, launchers, train, wait
 from tensorboard.backend.event_processing import event_accumulator
 
 import fedmpi
-from fedmpi.errors import UserError
+from fedmpi.ground.errors import UserError
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.model_files import read_state
 from fedmpi.runs.recorder import Recorder, make_run_folder
@@ -53,8 +53,8 @@ def test_the_first_line_does_not_wait_for_torch(tmp_path):
 
 PRINTS = """
 import sys
-from fedmpi.program import say_starting
-from fedmpi.program.ranks import run_program
+from fedmpi.comm.job.program import say_starting
+from fedmpi.comm.job.ranks import run_program
 
 def program(arguments, link):
     for _ in range(30):

@@ -7,13 +7,13 @@ import sys
 import pytest
 from helpers import ROOT, start
 
-from fedmpi.bench.__main__ import read_arguments
-from fedmpi.data.__main__ import main as data
-from fedmpi.errors import UserError
-from fedmpi.program.parser import Parser
-from fedmpi.program.single import run_single
-from fedmpi.report.__main__ import main as report
-from fedmpi.sweep.__main__ import main as sweep
+from fedmpi.cli.bench.__main__ import read_arguments
+from fedmpi.cli.report.__main__ import main as report
+from fedmpi.cli.sweep.__main__ import main as sweep
+from fedmpi.comm.job.parser import Parser
+from fedmpi.comm.job.single import run_single
+from fedmpi.ground.errors import UserError
+from fedmpi.prepare.__main__ import main as data
 
 
 def parser():
@@ -66,7 +66,7 @@ def test_exit_codes(capsys, error, code, text):
 
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_closed_output_ends_the_program_silently(lines):
-    program = f"from fedmpi.program.single import run_single; run_single(lambda _: print('line\\n' * {lines}), [])"
+    program = f"from fedmpi.comm.job.single import run_single; run_single(lambda _: print('line\\n' * {lines}), [])"
     command = f'{sys.executable} -c "{program}" | true'
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # a short output is then written at the very end
     ended = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=300, env=buffered)

@@ -9,7 +9,7 @@ import pytest
 from dies import check_checkpoints, outcome
 from helpers import ranks_of, running, start, wait_for
 
-from fedmpi.run_files import is_complete
+from fedmpi.ground.files.run_files import is_complete
 
 KILLS = 100  # under each MPI
 ROUNDS = 400

@@ -12,7 +12,7 @@ import time
 import pytest
 from helpers import LIMIT, PROGRAMS, ROOT, execute, launch_words, launchers, ranks_of, running, start, wait_for
 
-from fedmpi.comm.process import started_by
+from fedmpi.comm.start.process import started_by
 
 BEGINS = PROGRAMS / "begins.py"
 NAMES = ("PMI_", "PMIX_", "OMPI_", "SLURM_")

@@ -11,10 +11,10 @@ from helpers import PROGRAMS, start, train
 from torch import nn
 
 from fedmpi.config.build import read_command_line
-from fedmpi.data.official import OFFICIAL
-from fedmpi.errors import UserError
-from fedmpi.presets import preset_names, preset_path
-from fedmpi.registry import command_name
+from fedmpi.config.presets import preset_names, preset_path
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import command_name
+from fedmpi.prepare.official import OFFICIAL
 from fedmpi.runs.folder import read_run
 
 HIGH = "fafed/fashion_mnist_high"
@@ -200,7 +200,7 @@ def test_data_that_no_package_contains_are_named_with_the_command_that_gets_them
     task = content(name)["task"]
     data = task.get("data") or task.get("classifier", "").removeprefix("runs/zo_").removesuffix("_classifier")
     assert data in (*OFFICIAL, "")
-    assert not data or f"python -m fedmpi.data prepare {data} --data-dir data" in head_of(name)
+    assert not data or f"python -m fedmpi.prepare prepare {data} --data-dir data" in head_of(name)
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("lamb/")])

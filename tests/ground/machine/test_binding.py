@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fedmpi
-import fedmpi.machine.devices
-from fedmpi.machine.cores import usable_cores
-from fedmpi.machine.devices import cores_near, cores_to_use, near_cores, pci_address
+import fedmpi.ground.machine.devices
+from fedmpi.ground.machine.cores import usable_cores
+from fedmpi.ground.machine.devices import cores_near, cores_to_use, near_cores, pci_address
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_cores_to_use(usable, near, num_threads, cores):
 @pytest.mark.skipif(len(usable_cores()) < 2, reason="this process may use one core only")
 def test_a_run_is_bound_to_the_cores_near_its_gpu_and_its_program_is_not(tmp_path, monkeypatch):
     before, seen = usable_cores(), []
-    monkeypatch.setattr(fedmpi.machine.devices, "near_cores", lambda device: before[:1])
+    monkeypatch.setattr(fedmpi.ground.machine.devices, "near_cores", lambda device: before[:1])
 
     def see(result):
         seen.append((usable_cores(), torch.get_num_threads()))

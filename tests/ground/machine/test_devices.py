@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fedmpi
-import fedmpi.comm.transports
-from fedmpi.comm.transports.base import Facts, Transport, choose
-from fedmpi.comm.transports.staged import HostCopies, sum_in_chunks
-from fedmpi.errors import UserError
-from fedmpi.machine.devices import (
+import fedmpi.comm.sums.transports
+from fedmpi.comm.sums.transports.base import Facts, Transport, choose
+from fedmpi.comm.sums.transports.staged import HostCopies, sum_in_chunks
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.devices import (
     device_key,
     device_name,
     local_number,
@@ -20,9 +20,9 @@ from fedmpi.machine.devices import (
     ranks_that_share,
     set_arithmetic,
 )
-from fedmpi.registry import known
+from fedmpi.ground.registry import known
 
-CLASSES = list(known(fedmpi.comm.transports, Transport).values())
+CLASSES = list(known(fedmpi.comm.sums.transports, Transport).values())
 
 
 @pytest.mark.parametrize(

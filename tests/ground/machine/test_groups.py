@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedmpi.machine.cores import core_quota
+from fedmpi.ground.machine.cores import core_quota
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 

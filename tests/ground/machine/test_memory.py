@@ -5,8 +5,8 @@ import resource
 import pytest
 import torch
 
-from fedmpi.checkpoints import writer
-from fedmpi.machine.memory import available_memory
+from fedmpi.ground.machine.memory import available_memory
+from fedmpi.runs.checkpoints import writer
 
 MIB = 1 << 20
 PAGE = resource.getpagesize()

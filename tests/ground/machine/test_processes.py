@@ -2,7 +2,7 @@
 
 import os
 
-from fedmpi.machine import processes
+from fedmpi.ground.machine import processes
 
 
 def test_a_machine_that_does_not_say_which_start_it_is_gets_no_signal(monkeypatch):

@@ -15,11 +15,11 @@ import torch
 from helpers import PROGRAMS, ROOT, execute, launch_words
 
 import fedmpi
-from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.config.run import RunSettings
-from fedmpi.machine import cores
-from fedmpi.machine.cores import choose_threads, usable_cores
+from fedmpi.ground.machine import cores
+from fedmpi.ground.machine.cores import choose_threads, usable_cores
 from fedmpi.own_loop import base
 from fedmpi.training import build
 

@@ -5,12 +5,12 @@ import types
 import pytest
 from torch import nn
 
-from fedmpi.checkpoints import resume
-from fedmpi.checkpoints.files import describe_layout
 from fedmpi.config.build import read_command_line
-from fedmpi.errors import UserError
-from fedmpi.machine.versions import versions
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.versions import versions
 from fedmpi.oracles.architecture import as_json, describe
+from fedmpi.runs.checkpoints import resume
+from fedmpi.runs.checkpoints.files import describe_layout
 
 
 def job(*words, num_clients=2, shape=(3, 4), rank=0, model=None):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedmpi.checkpoints import files
-from fedmpi.checkpoints.files import Damaged, make_checkpoint_folder, read_state, write_state
-from fedmpi.own_files import make_folder, read_mark
+from fedmpi.ground.files.own_files import make_folder, read_mark
+from fedmpi.runs.checkpoints import files
+from fedmpi.runs.checkpoints.files import Damaged, make_checkpoint_folder, read_state, write_state
 
 TENSORS = {
     "u8": torch.arange(5, dtype=torch.uint8),  # first: what comes after it must still be aligned

@@ -4,7 +4,7 @@ A part times, prints tables and records its measurements in `bench.results`. The
 docstring is its description in ``--help``.
 """
 
-from fedmpi.bench.parts import (
+from fedmpi.cli.bench.parts import (
     checkpoint,
     directions,
     gpu_link,

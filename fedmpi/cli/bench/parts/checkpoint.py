@@ -7,16 +7,16 @@ import tempfile
 
 import torch
 
-from fedmpi.bench.results import format_ms, format_rate, format_ratio
-from fedmpi.bench.timing import Case
-from fedmpi.bench.workloads import WORKLOADS
-from fedmpi.checkpoints.files import pieces, write_state
-from fedmpi.checkpoints.writer import Checkpoints
+from fedmpi.cli.bench.results import format_ms, format_rate, format_ratio
+from fedmpi.cli.bench.timing import Case
+from fedmpi.cli.bench.workloads import WORKLOADS
 from fedmpi.comm.agreement import share
-from fedmpi.own_files import write_mark
+from fedmpi.ground.files.own_files import write_mark
+from fedmpi.ground.text import format_bytes, format_table
+from fedmpi.runs.checkpoints.files import pieces, write_state
+from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.recorder import Recorder
-from fedmpi.text import format_bytes, format_table
 
 MOST_ROUNDS = 100  # in a turn
 TARGET = 0.7  # of the disk's sequential speed

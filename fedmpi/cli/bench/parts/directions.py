@@ -4,9 +4,9 @@ import functools
 
 import torch
 
-from fedmpi.bench.results import format_ms, format_ratio
-from fedmpi.bench.timing import Case
-from fedmpi.text import format_table
+from fedmpi.cli.bench.results import format_ms, format_ratio
+from fedmpi.cli.bench.timing import Case
+from fedmpi.ground.text import format_table
 
 NUM_DIRECTIONS = 20  # b2
 BATCHED = "all at once"

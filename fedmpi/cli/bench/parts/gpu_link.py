@@ -5,11 +5,11 @@ Without GPUs the vectors are in the memory of the CPU, where copies and gloo sta
 
 import torch
 
-from fedmpi.bench.timing import Case
-from fedmpi.comm.mpi import MPILink
-from fedmpi.errors import UserError
-from fedmpi.machine.devices import pick_device
-from fedmpi.text import format_bytes, format_table
+from fedmpi.cli.bench.timing import Case
+from fedmpi.comm.sums.mpi import MPILink
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.machine.devices import pick_device
+from fedmpi.ground.text import format_bytes, format_table
 
 SIZES, QUICK_SIZES = [64 << 10, 1 << 20, 16 << 20, 256 << 20], [64 << 10, 1 << 20]
 TRANSPORTS = ("allreduce", "staged", "nccl", "cuda_aware")

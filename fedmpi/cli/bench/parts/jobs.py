@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedmpi.bench.baselines import Loop, flat_loop
-from fedmpi.bench.results import format_ratio
-from fedmpi.bench.timing import Times
+from fedmpi.cli.bench.baselines import Loop, flat_loop
+from fedmpi.cli.bench.results import format_ratio
+from fedmpi.cli.bench.timing import Times
 from fedmpi.comm.agreement import agree, share
-from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.comm.start.mpi_library import MPI
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.config.build import read_command_line
-from fedmpi.text import format_table
+from fedmpi.ground.text import format_table
 from fedmpi.training import loop
 
 TARGET = 0.6  # of the hand-written loop's time

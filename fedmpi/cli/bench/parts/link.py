@@ -8,12 +8,12 @@ in memory.
 
 import torch
 
-from fedmpi.bench.results import format_ms, format_rate, format_ratio
-from fedmpi.bench.timing import Case, time_cases
-from fedmpi.comm.mpi import MPILink
-from fedmpi.comm.mpi_library import MPI
+from fedmpi.cli.bench.results import format_ms, format_rate, format_ratio
+from fedmpi.cli.bench.timing import Case, time_cases
+from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.summation_order import Placement
-from fedmpi.text import format_bytes, format_table
+from fedmpi.comm.sums.mpi import MPILink
+from fedmpi.ground.text import format_bytes, format_table
 
 KIB = 1024
 SIZES = [4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1 << 20, 4 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20]

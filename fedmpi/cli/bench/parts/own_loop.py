@@ -2,12 +2,12 @@
 
 from torch.nn import functional
 
-from fedmpi.bench import baselines
-from fedmpi.bench.results import format_ms, format_ratio
-from fedmpi.bench.timing import Case
+from fedmpi.cli.bench import baselines
+from fedmpi.cli.bench.results import format_ms, format_ratio
+from fedmpi.cli.bench.timing import Case
+from fedmpi.ground.text import format_table
 from fedmpi.own_loop.average import average
 from fedmpi.own_loop.join import join
-from fedmpi.text import format_table
 
 WORKLOADS = ("cnn", "mlp")
 TARGET = 1.03  # of the time of the loop by hand

@@ -12,11 +12,11 @@ import pathlib
 import numpy as np
 
 from fedmpi import algorithms, theory
-from fedmpi.bench.rates import FEWEST, Hit, Trial, best_hit, first_hit, means, slope, slope_of, verdict
-from fedmpi.errors import UserError
+from fedmpi.cli.bench.rates import FEWEST, Hit, Trial, best_hit, first_hit, means, slope, slope_of, verdict
+from fedmpi.ground.errors import UserError
+from fedmpi.ground.text import format_table
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
-from fedmpi.text import format_table
 
 NOISE = 8.0  # s for FedAvg-M and its relatives: so large that the noise dominates and the weight is below 1
 LOCAL = 0.02  # their ηK / γ
@@ -349,8 +349,8 @@ def draw(points, path):
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
 
-    from fedmpi.report.figures import color, figure_settings, save
-    from fedmpi.report.style import Style
+    from fedmpi.cli.report.figures import color, figure_settings, save
+    from fedmpi.cli.report.style import Style
 
     panels = list(dict.fromkeys(line.grows for line in points))
     methods = list(dict.fromkeys(line.method for line in points))

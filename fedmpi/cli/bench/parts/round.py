@@ -1,10 +1,10 @@
 """Rounds of each algorithm against their floor (gradients and one Allreduce), and where the time goes."""
 
-from fedmpi.bench.breakdown import break_down
-from fedmpi.bench.results import format_ms, format_ratio
-from fedmpi.bench.timing import Case
-from fedmpi.bench.workloads import WORKLOADS
-from fedmpi.text import format_bytes, format_table
+from fedmpi.cli.bench.breakdown import break_down
+from fedmpi.cli.bench.results import format_ms, format_ratio
+from fedmpi.cli.bench.timing import Case
+from fedmpi.cli.bench.workloads import WORKLOADS
+from fedmpi.ground.text import format_bytes, format_table
 
 
 def measure(bench):

@@ -3,12 +3,12 @@
 With ``--project`` the model predicts a round on other hardware.
 """
 
-from fedmpi.bench import cost_model
-from fedmpi.bench.results import format_ms, format_rate, format_ratio
-from fedmpi.bench.rounds import Rounds
-from fedmpi.bench.timing import Case
-from fedmpi.bench.workloads import RANDOM_IMAGES
-from fedmpi.text import format_table
+from fedmpi.cli.bench import cost_model
+from fedmpi.cli.bench.results import format_ms, format_rate, format_ratio
+from fedmpi.cli.bench.rounds import Rounds
+from fedmpi.cli.bench.timing import Case
+from fedmpi.cli.bench.workloads import RANDOM_IMAGES
+from fedmpi.ground.text import format_table
 
 POINTS = [(1, 1), (2, 1), (5, 1), (10, 1), (20, 1), (2, 2), (5, 2), (5, 4)]  # (q, clients per rank)
 HELD_OUT = (10, 3)  # predicted from the points

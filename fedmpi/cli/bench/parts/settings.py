@@ -1,8 +1,8 @@
 """What each speed setting gains: a round with the setting changed, against the default."""
 
-from fedmpi.bench.timing import Case
-from fedmpi.errors import AgreedUserError
-from fedmpi.text import format_table
+from fedmpi.cli.bench.timing import Case
+from fedmpi.ground.errors import AgreedUserError
+from fedmpi.ground.text import format_table
 
 DEFAULT = "default"
 CHANGES = {

@@ -2,8 +2,8 @@
 
 from fedmpi.aggregation.stages import Stage
 from fedmpi.aggregation.stages.norm_bound import NormBound
-from fedmpi.bench.timing import Case
-from fedmpi.text import format_table
+from fedmpi.cli.bench.timing import Case
+from fedmpi.ground.text import format_table
 
 NONE = "no stage"
 

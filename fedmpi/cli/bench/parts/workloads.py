@@ -1,9 +1,9 @@
 """FedAvg on three fixed workloads against loops written without fedmpi."""
 
-from fedmpi.bench import baselines
-from fedmpi.bench.results import format_ms, format_ratio
-from fedmpi.bench.timing import Case
-from fedmpi.text import format_table
+from fedmpi.cli.bench import baselines
+from fedmpi.cli.bench.results import format_ms, format_ratio
+from fedmpi.cli.bench.timing import Case
+from fedmpi.ground.text import format_table
 
 TARGETS = {"cnn": 0.9, "mlp": 0.6, "many_clients": 0.8}  # of the flat loop's time
 LOOPS = ("loop, flat", "loop, per tensor", "loop, PeriodicModelAverager")

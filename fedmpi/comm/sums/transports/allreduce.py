@@ -3,7 +3,7 @@
 import torch
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import Transport
+from fedmpi.comm.sums.transports.base import Transport
 
 
 class Allreduce(Transport):

@@ -5,7 +5,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.comm.ordered_sum import combine
+from fedmpi.comm.sums.ordered_sum import combine
 
 SMALLEST_GAIN = 64 << 10  # bytes of a block; below, what others than Allreduce do first costs more than it gains
 COMPARED = 2  # averages: a first one could be right because the memory is still zero

@@ -5,9 +5,9 @@ It has not run on a GPU, so its first averages are compared with those in host m
 
 import torch
 
-from fedmpi.comm.gpu_transfer import why_not
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
+from fedmpi.comm.start.gpu_transfer import why_not
+from fedmpi.comm.sums.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
 
 
 class CudaAware(Transport):

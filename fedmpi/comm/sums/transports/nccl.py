@@ -11,8 +11,8 @@ import threading
 import torch
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
-from fedmpi.errors import AgreedUserError
+from fedmpi.comm.sums.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
+from fedmpi.ground.errors import AgreedUserError
 
 ADDRESS_BYTES = 128  # of "host:port" in the message that opens the group
 OPENING = datetime.timedelta(seconds=60)  # for finding each other

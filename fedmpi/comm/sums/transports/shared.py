@@ -5,10 +5,10 @@ import collections
 import torch
 
 from fedmpi.comm.link import Slices, divide
-from fedmpi.comm.ordered_sum import combine
 from fedmpi.comm.summation_order import Partials, split
-from fedmpi.comm.transports.base import SMALLEST_GAIN, Transport, Unavailable
-from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread, slices
+from fedmpi.comm.sums.ordered_sum import combine
+from fedmpi.comm.sums.transports.base import SMALLEST_GAIN, Transport, Unavailable
+from fedmpi.comm.sums.window import NodeWindow, NoWindow, divide_and_spread, slices
 
 
 class SharedMemory(Transport):

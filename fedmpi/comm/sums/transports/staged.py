@@ -9,8 +9,8 @@ import contextlib
 import torch
 
 from fedmpi.comm.link import divide
-from fedmpi.comm.transports.base import COMPARED, SMALLEST_GAIN, Transport, lies_in
-from fedmpi.comm.window import NodeWindow, NoWindow, divide_and_spread
+from fedmpi.comm.sums.transports.base import COMPARED, SMALLEST_GAIN, Transport, lies_in
+from fedmpi.comm.sums.window import NodeWindow, NoWindow, divide_and_spread
 
 CHUNK = 4 << 20  # bytes of a copy; two are on their way while a third is summed
 NUM_BUFFERS = 3  # one comes from the device, one is summed, one goes back

@@ -1,0 +1,1 @@
+"""The sums over ranks: MPI, transports, windows, slices."""

@@ -1,0 +1,1 @@
+"""Files that fedmpi reads and writes: its own, HDF5, settings, checksums."""
