@@ -7,10 +7,6 @@ from setuptools import find_packages, setup
 
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/ground/version.py").read_text(encoding="utf-8")).group(1)
-# Every program has a command: python -m fedmpi.cli.sweep is also fedmpi-sweep.
-PROGRAMS = sorted(path.parent.name for path in (HERE / "fedmpi/cli").glob("*/__main__.py"))
-MAINS = {name: f"fedmpi.cli.{name}.__main__" for name in PROGRAMS}
-MAINS |= {"train": "fedmpi.train", "data": "fedmpi.prepare.__main__"}
 DOCS = [
     "mkdocs>=1.6,<2",  # the pages
     "mkdocs-material>=9.5",  # their look
@@ -39,7 +35,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["fedmpi", "fedmpi.*"]),
     package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "**/*.html", "launch/*", "py.typed"]},
-    entry_points={"console_scripts": [f"fedmpi-{name} = {module}:main" for name, module in MAINS.items()]},
+    entry_points={"console_scripts": ["fedmpi = fedmpi.__main__:main"]},
     # A plain .pth file: with setuptools' finder, `import fedmpi` in the folder above a clone finds the clone's folder.
     options={"editable_wheel": {"mode": "compat"}},
     install_requires=[

@@ -54,7 +54,7 @@ def api_page():
     """What a program may use, from the docstrings, as a page that mkdocstrings fills."""
     names = {"train": "cli.train.train", "load": "load", "load_run": "load_run"}
     names |= {name: f"{module}.{name}"[len("fedmpi.") :] for name, module in sorted(fedmpi._DEFINED_IN.items())}
-    names |= {"Run": "training.api.Run", "RunFolder": "runs.folder.RunFolder", "figure": "report.figure"}
+    names |= {"Run": "training.api.Run", "RunFolder": "runs.folder.RunFolder"}
     parts = [f"::: fedmpi.{path}\n    options: {{heading: {name}, toc_label: {name}}}" for name, path in names.items()]
     return "\n\n".join(["# Functions and classes", "This page is generated from the docstrings.", *parts]) + "\n"
 
@@ -65,8 +65,8 @@ def settings_page():
     parts = [
         "# Settings",
         "Write `--rounds 50` on the command line and `rounds: 50` in a file. This page is generated from the code.",
-        "In a shell, Tab completes options and names after `fedmpi-train`, `fedmpi-data` and so on, with the "
-        "package `fedmpi[completion]` and, in bash: `fedmpi-completion bash > ~/.fedmpi.bash`, and the line "
+        "In a shell, Tab completes options and names after `fedmpi train`, `fedmpi data` and so on, with the "
+        "package `fedmpi[completion]` and, in bash: `fedmpi completion bash > ~/.fedmpi.bash`, and the line "
         "`. ~/.fedmpi.bash` in `~/.bashrc`; zsh and tcsh likewise.",
         "## The run",
         table(of_run.values()),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedmpi import algorithms
     from fedmpi.aggregation.sending import Sending
     from fedmpi.algorithms.base import Algorithm, Exchange
+    from fedmpi.cli.report import figure
     from fedmpi.federation.rounds import Federation
     from fedmpi.federation.simulate import simulate
     from fedmpi.ground.errors import UserError
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "average",
+    "figure",
     "join",
     "load",
     "load_run",
@@ -54,6 +56,7 @@ _DEFINED_IN = {
     "Task": "fedmpi.tasks.custom",
     "UserError": "fedmpi.ground.errors",
     "average": "fedmpi.own_loop.average",
+    "figure": "fedmpi.cli.report",
     "join": "fedmpi.own_loop.join",
     "setting": "fedmpi.ground.settings",
     "simulate": "fedmpi.federation.simulate",
@@ -61,7 +64,7 @@ _DEFINED_IN = {
 _MODULES = ("algorithms", "train")
 
 if sys.path[0] in ("", os.getcwd()) and any(
-    (option, word[:7]) == ("-m", "fedmpi.") for option, word in zip(sys.orig_argv, sys.orig_argv[1:])
+    option == "-m" and word.partition(".")[0] == "fedmpi" for option, word in zip(sys.orig_argv, sys.orig_argv[1:])
 ):
     sys.path.append(sys.path.pop(0))  # a program's modules are found before the user's random.py or queue.py here
 if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):  # a worker of spawn or forkserver

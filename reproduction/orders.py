@@ -1,7 +1,7 @@
 """The papers' tables of proved rates, measured: how gradient norms fall while the budget of a theorem's run grows.
 
 A table of rates has nothing to train, but its orders can be measured on a problem whose constants are known: the lines
-are those of ``python -m fedmpi.cli.bench rates``, with its rule, which is fixed before the runs. One CSV file in
+are those of ``python -m fedmpi bench rates``, with its rule, which is fixed before the runs. One CSV file in
 ``results/orders`` for each table, from which its page, its figure and its verdicts are made.
 """
 
@@ -31,7 +31,7 @@ SIGNATURE = b"# Orders: "
 LOCAL, STEP = 4, 8.0  # of the baselines: local steps, and step size times the root of all of them
 TEXT = """\
 {place} of the paper gives orders that were proved, and no runs. Here each method runs with its theorem's settings up to
-fixed factors on a problem whose constants are known (`python -m fedmpi.cli.bench rates`; docs/theory.md describes
+fixed factors on a problem whose constants are known (`python -m fedmpi bench rates`; docs/theory.md describes
 both), the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. *All
 rounds* and *last half* are means over these rounds; the intervals are two deviations by leaving out one of {seeds}
 seeds.

@@ -29,7 +29,7 @@ BESIDE = ["notes.txt", "best.yaml", ".fedmpi.1", "page", "old-1", "é ü", "-rf"
 
 
 def bench(words):
-    """What `fedmpi.cli.bench` does before and after it measures."""
+    """What `fedmpi bench` does before and after it measures."""
     run_single(_write_results, words)
 
 

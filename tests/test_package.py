@@ -13,6 +13,8 @@ import pytest
 import yaml
 from helpers import ROOT, execute
 
+from fedmpi.__main__ import COMMANDS
+
 pytestmark = pytest.mark.rarely(
     "setup.py", "pyproject.toml", "launch", "slurm", "fedmpi/cli", "fedmpi/comm/job", "fedmpi/ground/registry.py"
 )
@@ -83,43 +85,42 @@ def test_the_wheel_contains_nothing_else(wheel):
 
 def test_the_wheel_trains_sweeps_and_reports_outside_the_clone(command, tmp_path):
     assert "site-packages" in command(tmp_path, "python", "-c", "import fedmpi; print(fedmpi.__file__)")
-    output = command(tmp_path, "mpirun", "-np", "2", "fedmpi-train", *SMALL)
+    output = command(tmp_path, "mpirun", "-np", "2", "fedmpi", "train", *SMALL)
     assert "2 on 2 ranks" in output
     grid = ("--grid", "algorithm.step_size=0.001,0.003", *SMALL)
-    command(tmp_path, "fedmpi-sweep", *grid)
-    assert "best:" in command(tmp_path, "fedmpi-sweep", *grid, "--table")
-    command(tmp_path, "fedmpi-report", "sweep")
+    command(tmp_path, "fedmpi", "sweep", *grid)
+    assert "best:" in command(tmp_path, "fedmpi", "sweep", *grid, "--table")
+    command(tmp_path, "fedmpi", "report", "sweep")
     assert (tmp_path / "report.html").stat().st_size > 10_000
-    assert "lamb/mnist_mlp_noniid" in command(tmp_path, "fedmpi-train", "--list", "presets")
-    assert "digits" in command(tmp_path, "fedmpi-data", "list")
+    assert "lamb/mnist_mlp_noniid" in command(tmp_path, "fedmpi", "train", "--list", "presets")
+    assert "digits" in command(tmp_path, "fedmpi", "data", "list")
 
 
 def test_a_model_file_in_the_current_folder_is_found_by_the_command(command, tmp_path):
     text = "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self, num_classes):\n"
     text += "        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))\n"
     (tmp_path / "mymodel.py").write_text(text)
-    assert "650" in command(tmp_path, "fedmpi-train", "--model", "mymodel.Net", *SMALL)
+    assert "650" in command(tmp_path, "fedmpi", "train", "--model", "mymodel.Net", *SMALL)
 
 
 def test_a_job_array_needs_no_clone(command, tmp_path):
-    command(tmp_path, "fedmpi-sweep", "--grid", "seed=0,1", *SMALL, "--emit-slurm", "job.sh")
+    command(tmp_path, "fedmpi", "sweep", "--grid", "seed=0,1", *SMALL, "--emit-slurm", "job.sh")
     assert "#SBATCH --array=0-1" in (tmp_path / "job.sh").read_text()
 
 
 def test_completion_offers_options_and_choices(command, tmp_path):
-    (tmp_path / "completion.bash").write_text(command(tmp_path, "fedmpi-completion", "bash"))
+    (tmp_path / "completion.bash").write_text(command(tmp_path, "fedmpi", "completion", "bash"))
     script = (
         "source completion.bash; COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); {}; echo ${{COMPREPLY[@]}}"
     )
 
     def offered(words):
-        name = words.split()[0].replace("-", "_")
-        return command(tmp_path, "bash", "-c", script.format(words, f"_shtab_{name}")).split()
+        return command(tmp_path, "bash", "-c", script.format(words, "_shtab_fedmpi")).split()
 
-    assert offered("fedmpi-train --algorithm fafed") == ["fafed", "fafed_code", "fafedzo"]
-    assert "--algorithm.step_size" in offered("fedmpi-train --algorithm.s")
-    assert offered("fedmpi-train --weighting s") == ["samples"]
-    assert "--target" in offered("fedmpi-report --t")
+    assert offered("fedmpi train --algorithm fafed") == ["fafed", "fafed_code", "fafedzo"]
+    assert "--algorithm.step_size" in offered("fedmpi train --algorithm.s")
+    assert offered("fedmpi train --weighting s") == ["samples"]
+    assert "--target" in offered("fedmpi report --t")
 
 
 PLUG_IN = """
@@ -137,7 +138,7 @@ def test_an_installed_package_adds_an_algorithm(command, tmp_path):
         "[fedmpi.algorithms]\nmine = others:Mine\nbroken = others:Missing\n"
     )
     (folder / "others.py").write_text(PLUG_IN)
-    words = ("fedmpi-train", "--algorithm", "Mine", "--algorithm.step_size", "0.2", *SMALL, "--name", "other")
+    words = ("fedmpi", "train", "--algorithm", "Mine", "--algorithm.step_size", "0.2", *SMALL, "--name", "other")
     command(tmp_path, *words, path=[folder])
     settings = yaml.safe_load((tmp_path / "runs" / "other" / "settings.yaml").read_text())
     assert settings["algorithm"]["name"] == "mine"
@@ -148,12 +149,16 @@ def test_an_installed_package_adds_an_algorithm(command, tmp_path):
     assert "algorithm 'others.Missing': cannot be imported" in ended.stderr
 
 
-def test_every_program_has_a_command(wheel):
+def test_one_command_starts_every_program(wheel, command, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-        text = archive.read(name).decode()
-    programs = {pathlib.Path(path).parent.name for path in tracked("fedmpi/*/__main__.py")} | {"train"}
-    assert {line.split(" = ")[0] for line in text.splitlines() if " = " in line} == {f"fedmpi-{p}" for p in programs}
+        assert archive.read(name).decode().split("\n")[:2] == ["[console_scripts]", "fedmpi = fedmpi.__main__:main"]
+    programs = {pathlib.Path(path).parent.name for path in tracked("fedmpi/cli/*/__main__.py")} | {"data", "train"}
+    assert programs == COMMANDS.keys()
+    listed = command(tmp_path, "fedmpi", "--help")
+    for name in programs:
+        assert f"\n  {name} " in listed
+        assert re.search(rf"fedmpi[ .]{name}\b", command(tmp_path, "fedmpi", name, "--help"))
 
 
 def test_the_settings_of_a_named_run_start_another_run(tmp_path):

@@ -391,8 +391,8 @@ def test_train_is_one_function_however_it_is_imported(way):
 
 
 def predictions(folder, file, *options):
-    """(what `fedmpi.cli.predict` printed, the rows that it wrote)."""
-    words = ["python", "-m", "fedmpi.cli.predict", folder, file, "--out", file.parent / "out.csv", *options]
+    """(what `fedmpi predict` printed, the rows that it wrote)."""
+    words = ["python", "-m", "fedmpi", "predict", folder, file, "--out", file.parent / "out.csv", *options]
     ended = execute(words, env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
     return ended.stdout, list(csv.DictReader(open(file.parent / "out.csv", newline="")))
@@ -427,7 +427,7 @@ def test_predictions_for_a_table_name_the_classes(tmp_path):
         table.writerow(["age", "pressure", "diagnosis"])
         table.writerows([[draw.normal(), draw.normal() + 4 * (kind == "ill"), kind] for kind in kinds])
     prepare = ["prepare", "patients", "--from", tmp_path / "patients.csv", "--data-dir", tmp_path]
-    ended = execute(["python", "-m", "fedmpi.prepare", *prepare], env={"PYTHONPATH": str(ROOT)})
+    ended = execute(["python", "-m", "fedmpi", "data", *prepare], env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
     run = fedmpi.train(**USUAL, data=tmp_path / "patients.h5", rounds=30, batch_size=10)
     (tmp_path / "new.csv").write_text("pressure,age\n4.5,0\n-0.5,0\n")
@@ -445,6 +445,6 @@ def test_predict_says_what_is_wrong(finished, tmp_path):
         ("a.txt", "expected a file that ends in .h5"),
         ("none.csv", "none.csv: no such file"),
     ):
-        words = ["python", "-m", "fedmpi.cli.predict", finished[1], tmp_path / file]
+        words = ["python", "-m", "fedmpi", "predict", finished[1], tmp_path / file]
         ended = execute(words, env={"PYTHONPATH": str(ROOT)})
         assert ended.returncode == 2 and message in ended.stderr and len(ended.stderr.splitlines()) == 1

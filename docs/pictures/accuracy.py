@@ -7,7 +7,6 @@ import pathlib
 import tempfile
 
 import fedmpi
-import fedmpi.cli.report
 
 LABELS = {"fafed": "FAFED", "fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedadam": "FedAdam", "stem": "STEM"}
 
@@ -27,5 +26,5 @@ with tempfile.TemporaryDirectory() as folder:
             )
     style = {"width": 360, "height": 210, "size": 10, "labels": LABELS}
     path = pathlib.Path(__file__).with_suffix(".svg")
-    fedmpi.cli.report.figure(folder, "accuracy", axis="bytes", path=path, **style)
+    fedmpi.figure(folder, "accuracy", axis="bytes", path=path, **style)
 print(path)

@@ -134,7 +134,7 @@ def import_path(path: str) -> Any:
     module_name, _, name = path.rpartition(".")
     here = os.getcwd()
     if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):
-        sys.path.append(here)  # as python -m does, so that the command fedmpi-train also finds mymodel.py
+        sys.path.append(here)  # as python -m does, so that the command fedmpi train also finds mymodel.py
     try:
         return getattr(importlib.import_module(module_name), name)
     except BaseException as error:

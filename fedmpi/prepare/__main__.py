@@ -1,4 +1,4 @@
-"""List, prepare and show data sets, and split them over clients: ``python -m fedmpi.prepare --help``."""
+"""List, prepare and show data sets, and split them over clients: ``python -m fedmpi data --help``."""
 
 import sys
 
@@ -10,10 +10,10 @@ from fedmpi.prepare.commands import listing, partition, prepare, show
 DESCRIPTION = """\
 Make the HDF5 files of data sets, show their contents, and split them over clients.
 
-    python -m fedmpi.prepare list
-    python -m fedmpi.prepare prepare NAME [--from PATH]
-    python -m fedmpi.prepare show FILE
-    python -m fedmpi.prepare partition DATA [--plot FILE.png] [--write 'silo_{client}.h5'] [settings of training]"""
+    python -m fedmpi data list
+    python -m fedmpi data prepare NAME [--from PATH]
+    python -m fedmpi data show FILE
+    python -m fedmpi data partition DATA [--plot FILE.png] [--write 'silo_{client}.h5'] [settings of training]"""
 
 
 def main(arguments=None):
@@ -23,7 +23,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.prepare", description=DESCRIPTION)
+    parser = Parser(prog="fedmpi data", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (listing, prepare, show, partition):
         command.add_parser(commands)

@@ -103,7 +103,7 @@ def _command(name, origin, options, assumed):
     """The command line that reads the same files in the same way, whatever is found in them."""
     given = {**vars(options), **vars(options.reading), **assumed}
     defaults = {**vars(type(options)()), **vars(type(options.reading)())}
-    words = ["python", "-m", "fedmpi.prepare", "prepare", name, "--from", origin]
+    words = ["python", "-m", "fedmpi", "data", "prepare", name, "--from", origin]
     for key, value in given.items():
         if key == "reading" or value in (defaults[key], [], ()):
             continue

@@ -1,7 +1,7 @@
 # Sourced by the job scripts beside it, which need bash and a Python with fedmpi.  Variables that change what it does:
 #   FEDMPI_LAUNCH="srun --mpi=pmix"  command that starts the ranks; default: several are tried, see choose_launch below
 #   FEDMPI_RANK_LOGS=FOLDER          also write what rank N prints to FOLDER/JOBID-rank-N.log
-#   FEDMPI_DOCTOR=0                  start without the checks (python -m fedmpi.cli.doctor)
+#   FEDMPI_DOCTOR=0                  start without the checks (python -m fedmpi doctor)
 #   FEDMPI_MAX_REQUEUES=100          how often a job requeues itself if its run ended with exit code 75
 #   FEDMPI_RESTARTS=3                how often a job requeues itself after a rank was killed or a node was lost
 
@@ -64,7 +64,7 @@ fedmpi_program() {
 # fedmpi_sweep ARGUMENTS: make the sweep's run of this array task, or without an array all that are not complete.
 fedmpi_sweep() {
     local ranges range number numbers=() worst=0 code
-    ranges=${SLURM_ARRAY_TASK_ID:-$(python -m fedmpi.cli.sweep --todo "$@")} || exit 2
+    ranges=${SLURM_ARRAY_TASK_ID:-$(python -m fedmpi sweep --todo "$@")} || exit 2
     for range in ${ranges//,/ }; do # like 0-2,4
         mapfile -t -O ${#numbers[@]} numbers < <(seq "${range%-*}" "${range#*-}")
     done
@@ -84,7 +84,7 @@ fedmpi_sweep() {
 # sweep_run NUMBER ARGUMENTS: make one run of a sweep, unless it is complete.
 sweep_run() {
     local text words word out name code=0
-    text=$(python -m fedmpi.cli.sweep --words "$@") || return 2
+    text=$(python -m fedmpi sweep --words "$@") || return 2
     [ -n "$text" ] || { say "run $1 is complete"; return 0; }
     mapfile -t words <<<"$text"
     for word in "${words[@]}"; do
@@ -129,7 +129,7 @@ check_place() {
 
 # check_ranks SETTINGS: run the doctor; end the job if a check fails.
 check_ranks() {
-    $FEDMPI_LAUNCH "$python" -m mpi4py -m fedmpi.cli.doctor --ranks "$ranks" "$@" || {
+    $FEDMPI_LAUNCH "$python" -m mpi4py -m fedmpi doctor --ranks "$ranks" "$@" || {
         [ -z "$stopped" ] || finish 143
         say "the checks failed: nothing was started (FEDMPI_DOCTOR=0 starts without checks)"
         exit 2

@@ -157,7 +157,7 @@ class LoadedOwnTask(LoadedTask):
         self._tests_of_clients = [_own_test(task, client, number) for client in context.clients]
         self.has_own_tests = type(task).test_of is not Task.test_of
         self._form = {"kind": task.outputs or "scores"}  # of outputs, see `Answers`
-        self._kinds_of_outputs = "classes"  # for `fedmpi.cli.predict`
+        self._kinds_of_outputs = "classes"  # for `fedmpi predict`
         self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
         self._of_metrics = f"; {', '.join(self._metrics)}: of all samples" if self._metrics else ""
         self.measured = self._of_metrics.removeprefix("; ")

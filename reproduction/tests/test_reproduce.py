@@ -357,7 +357,7 @@ def test_a_job_array_makes_the_same_runs(tmp_path):
     assert len({run.name for run in plan.runs}) == 6
     assert {run.varied["algorithm"] for run in plan.runs} == {"fedavg", "fafed"}
     folder = tmp_path / "runs" / "tiny" / "small"
-    words = [sys.executable, "-m", "fedmpi.cli.sweep", "--out", folder, "--plan", folder / "plan.yaml"]
+    words = [sys.executable, "-m", "fedmpi", "sweep", "--out", folder, "--plan", folder / "plan.yaml"]
     execute([*words, "--metric", "train_loss"], cwd=ROOT)  # as the array's tasks
     words = ("--seeds", "0,1", "--out", tmp_path / "runs", "--results", tmp_path / "results")
     ended = reproduce(file, *words)

@@ -267,7 +267,7 @@ def test_without_matplotlib_plot_is_refused_before_any_work(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
     words = ["digits", "--clients", "2", "--write", "silo_{client}.h5", "--plot", "split.png"]
     variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    ended = execute([sys.executable, "-m", "fedmpi.prepare", "partition", *words], env=variables, cwd=tmp_path)
+    ended = execute([sys.executable, "-m", "fedmpi", "data", "partition", *words], env=variables, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--plot needs matplotlib: pip install" in ended.stderr
     assert not list(tmp_path.glob("silo_*"))

@@ -37,7 +37,7 @@ def test_files_that_differ_never_leave_their_rank(tmp_path, ranks, clients_per_r
     if clients_per_rank == 1:
         expected = CASES | {f"own {kind}": KEEPS for kind in KINDS} | {"own text": "words: trained"}
         expected |= {f"own, {part}": KEEPS for part in ("at once", "first half", "second half")}
-        assert "accuracy" in ended.stdout.split("\ndone\n")[1]  # of python -m fedmpi.cli.evaluate
+        assert "accuracy" in ended.stdout.split("\ndone\n")[1]  # of python -m fedmpi evaluate
     else:
         refused = r"nothing: task.own_files = true, task.data = \S+: each rank's file is that of its client, and 6 cl"
         expected = CASES | {f"own {kind}": refused for kind in [*KINDS, "text"]}

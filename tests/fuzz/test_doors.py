@@ -99,7 +99,7 @@ def base(tmp_path_factory):
     with pytest.MonkeyPatch.context() as context:
         context.chdir(folder)
         DOORS["train"][0](f"{SILOS} --rounds 2 --out . --name it --holdout 0.2 --task.metrics f1,confusion".split())
-    ended = execute([sys.executable, "-m", "fedmpi.cli.sweep", *GRID.split()], cwd=folder)  # it forks
+    ended = execute([sys.executable, "-m", "fedmpi", "sweep", *GRID.split()], cwd=folder)  # it forks
     assert ended.returncode == 0, ended.stderr
     check_harmless(ended.stdout + ended.stderr, "sweep")
     return folder

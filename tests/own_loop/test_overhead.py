@@ -9,7 +9,7 @@ from helpers import start
 @pytest.mark.slow
 def test_the_part_measures_both_against_a_loop_by_hand(tmp_path):
     out = tmp_path / "times.json"
-    ended = start(2, "-m", "fedmpi.cli.bench", "own_loop", "--quick", "--seconds", 0.1, "--json", out)
+    ended = start(2, "-m", "fedmpi", "bench", "own_loop", "--quick", "--seconds", 0.1, "--json", out)
     assert ended.returncode == 0, ended.stderr
     results = json.dumps(json.loads(out.read_text()))
     for workload in ("cnn", "mlp"):

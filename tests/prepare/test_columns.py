@@ -280,8 +280,7 @@ def test_a_test_file_and_the_command_that_repeats_everything(tmp_path, capsys):
     prepare(tmp_path, frame, "--drop", "b", "--json")
     account = json.loads(capsys.readouterr().out)
     assert account["command"] == (
-        f"python -m fedmpi.prepare prepare t --from {tmp_path / 't.csv'} "
-        "--label y --drop b --separator , --encoding utf-8"
+        f"python -m fedmpi data prepare t --from {tmp_path / 't.csv'} --label y --drop b --separator , --encoding utf-8"
     )
     assert account["rows"] == {"train": 80, "test": 20} and account["not_used"] == {"b": "--drop"}
     main(["show", str(tmp_path / "t.h5")])
@@ -349,7 +348,7 @@ def test_two_at_once_leave_one_complete_file(tmp_path):
         frame.to_csv(tmp_path / f"{number}.csv", index=False)
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "fedmpi.prepare", "prepare", "t", "--from", tmp_path / f"{number}.csv", "--force"],
+            [sys.executable, "-m", "fedmpi", "data", "prepare", "t", "--from", tmp_path / f"{number}.csv", "--force"],
             env={**os.environ, "FEDMPI_DATA": str(tmp_path), "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
             stdout=subprocess.DEVNULL,
         )

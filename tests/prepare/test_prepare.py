@@ -1,4 +1,4 @@
-"""python -m fedmpi.prepare: official files found or downloaded, the user's own data, splits as figures and files."""
+"""python -m fedmpi data: official files found or downloaded, the user's own data, splits as figures and files."""
 
 import gzip
 import hashlib
@@ -698,12 +698,12 @@ def test_help_of_partition(capsys):
 
 
 def test_the_module_starts():
-    ended = execute([sys.executable, "-m", "fedmpi.prepare", "list"], cwd=ROOT)
+    ended = execute([sys.executable, "-m", "fedmpi", "data", "list"], cwd=ROOT)
     assert ended.returncode == 0 and "fashion_mnist" in ended.stdout and not ended.stderr
 
 
 def test_a_pipe_that_closes_is_no_error():
-    ended = execute(["sh", "-c", f"{sys.executable} -m fedmpi.prepare list | true"], cwd=ROOT)
+    ended = execute(["sh", "-c", f"{sys.executable} -m fedmpi data list | true"], cwd=ROOT)
     assert not ended.stderr
 
 
@@ -800,7 +800,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
     (tmp_path / "it.csv").write_text(f"a,b,label\n{lines}")
     with disk_of(tmp_path / "small", size) as folder:
         words = ["prepare", "it", "--from", tmp_path / "it.csv", "--data-dir", folder]
-        ended = execute([sys.executable, "-m", "fedmpi.prepare", *words], cwd=ROOT)
+        ended = execute([sys.executable, "-m", "fedmpi", "data", *words], cwd=ROOT)
         assert ended.returncode == 2, ended.stderr
         assert ended.stderr == f"fedmpi: error: {folder}/it.h5: cannot be written: No space left on device\n"
         assert not [*folder.iterdir()]

@@ -19,7 +19,7 @@ HARDWARE = "N=4,per_node=2,bw={bandwidth},lat=50us,parameters=1000120"
 def main(rate="1gbit", *words):
     words = words or ("--quick", "--seconds", "5")
     project = HARDWARE.format(bandwidth=rate.replace("gbit", "Gb/s"))
-    command = ["mpirun", "-np", "2", sys.executable, "-m", "fedmpi.cli.bench", "scaling", *words, "--project", project]
+    command = ["mpirun", "-np", "2", sys.executable, "-m", "fedmpi", "bench", "scaling", *words, "--project", project]
     print(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
     with tempfile.TemporaryDirectory(prefix="fedmpi-slurm-") as folder:
         cluster = Cluster(pathlib.Path(folder))

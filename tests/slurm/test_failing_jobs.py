@@ -74,7 +74,7 @@ def test_a_launcher_that_starts_the_wrong_number(slurm, tmp_path):
 
 def test_the_doctor_of_ranks_that_do_not_find_each_other(slurm, tmp_path):
     """One of them says so, and its JSON contains this check alone."""
-    line = "srun --mpi=none python -m fedmpi.cli.doctor --json > doctor.json"
+    line = "srun --mpi=none python -m fedmpi doctor --json > doctor.json"
     job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=TWO))
     assert job.code == 2 and len(errors(job.log)) == 1, job.log
     found = json.loads((tmp_path / "doctor.json").read_text())

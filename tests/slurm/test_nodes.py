@@ -67,7 +67,7 @@ def test_silos_and_a_run_folder_that_one_node_sees(slurm, tmp_path):
     lines = [
         f"srun -N2 -n2 bash -c 'mkdir {own} && ln -s {own} /dev/shm/silos'",
         f"srun -N2 -n2 bash -c 'cp {tmp_path}/made_$SLURM_NODEID.h5 {own}/silo_$SLURM_NODEID.h5'",
-        f"mpirun -np 2 python -m mpi4py -m fedmpi.cli.doctor {settings}",
+        f"mpirun -np 2 python -m mpi4py -m fedmpi doctor {settings}",
         f"{train} --name mine --rounds 3",
         f"{train} --name mine --rounds 5 --resume auto",
         "srun -N2 -n2 bash -c '[ $SLURM_NODEID = 0 ] || rm -r /dev/shm/out'",
@@ -92,7 +92,7 @@ def test_the_link_between_nodes_is_measured(slurm, tmp_path):
     """A throttled network shows in the doctor's bandwidth."""
     if not slurm.network:
         pytest.skip("nodes have no networks of their own here")
-    line = f"mpirun -np 2 {sys.executable} -m mpi4py -m fedmpi.cli.doctor --json > doctor.json"
+    line = f"mpirun -np 2 {sys.executable} -m mpi4py -m fedmpi doctor --json > doctor.json"
     slurm.throttle("200mbit")
     try:
         job = slurm.wait(slurm.submit(tmp_path, script(tmp_path, line), options=ONE_EACH))

@@ -108,14 +108,14 @@ def test_an_environment_without_the_package(tmp_path):
 
 def test_sweep_as_an_array(slurm, tmp_path):
     words = ("--grid", "algorithm.step_size=0.01,0.1", *TINY, "--clients", 2, "--out", tmp_path / "sweep")
-    numbers = slurm.run("python", "-m", "fedmpi.cli.sweep", "--todo", *words, check=True).strip()
+    numbers = slurm.run("python", "-m", "fedmpi", "sweep", "--todo", *words, check=True).strip()
     assert numbers == "0-1"
     number = slurm.submit(
         tmp_path, SLURM / "sweep.sbatch", *words, options=[*ONE_EACH, f"--array={numbers}%2"], **QUICK
     )
     jobs = [slurm.wait(f"{number}_{task}") for task in (0, 1)]
     assert [job.code for job in jobs] == [0, 0], jobs
-    table = slurm.run("python", "-m", "fedmpi.cli.sweep", "--table", *words, check=True)
+    table = slurm.run("python", "-m", "fedmpi", "sweep", "--table", *words, check=True)
     assert re.search(r"^best: algorithm.step_size 0.\d+$", table, re.MULTILINE)
 
 

@@ -41,7 +41,7 @@ def test_labels_that_cross_and_classes_without_tests(tmp_path):
     assert [line.split() for line in ended.stdout.splitlines() if "no test cases" in line] == [
         ["no", "test", "cases", "client", "0:", "unknown"]
     ]
-    ended = start(2, "-m", "fedmpi.cli.evaluate", tmp_path / "run")
+    ended = start(2, "-m", "fedmpi", "evaluate", tmp_path / "run")
     header, first, second = ended.stdout.splitlines()[-3:]
     assert header.endswith("cases of ill  cases of well  cases of unknown"), ended.stdout + ended.stderr
     assert first.split()[-3:] == ["9", "4", "0"] and second.split()[-3:] == ["5", "6", "7"]

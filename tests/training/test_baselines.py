@@ -190,7 +190,7 @@ def test_ranks_agree_and_an_interrupted_comparison_goes_on(silos, compared, tmp_
 def test_a_sweep_has_baselines_of_each_seed_and_says_that_all_have_one_test_set(tmp_path):
     words = ["--clients=2", "--rounds=2", "--local_steps=2", "--model=mlp", "--threads=1", "--baselines=local"]
     words += ["--algorithm=fedavg", "--grid=seed=3,4", f"--out={tmp_path / 'sweep'}", "--metric=train_loss"]
-    ended = start(1, "-m", "fedmpi.cli.sweep", *words)
+    ended = start(1, "-m", "fedmpi", "sweep", *words)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "sweep/sweep.csv").read_text().splitlines()[1].endswith(",2,2,0")  # no baseline counts as a run
     settings = {"clients": 2, "rounds": 2, "local_steps": 2, "model": "mlp", "algorithm": "fedavg", "threads": 1}

@@ -56,7 +56,7 @@ def test_all_say_the_same(made):
     folder, printed = made
     record = of_result(folder)
     assert record.keys() >= NAMES and record["tables"].keys() == {"confusion"}
-    evaluated = start(2, "-m", "fedmpi.cli.evaluate", folder / "run", "--threads", 1)
+    evaluated = start(2, "-m", "fedmpi", "evaluate", folder / "run", "--threads", 1)
     assert evaluated.returncode == 0, evaluated.stderr
     for text in (printed, evaluated.stdout):
         found = numbers_in(text)
@@ -96,7 +96,7 @@ def test_predict_and_scikit_learn_say_the_same(made, tmp_path):
     rows, accuracies = [], []
     for client in range(3):
         out = tmp_path / f"{client}.csv"
-        words = ["-m", "fedmpi.cli.predict", folder / "run", folder / f"silo_{client}.h5", "--out", out]
+        words = ["-m", "fedmpi", "predict", folder / "run", folder / f"silo_{client}.h5", "--out", out]
         words.append("--probabilities")
         ended = start(1, *words)
         assert ended.returncode == 0, ended.stderr
@@ -134,7 +134,7 @@ def test_own_tasks_say_the_same_everywhere(tmp_path, kind):
     words = ["--task", f"own_tasks.{kind}", "--clients", 3, "--rounds", 4, "--batch_size", 8, "--result", "best"]
     ended = train(2, tmp_path, *words, "--threads", 1, "--name", "run")
     assert ended.returncode == 0, ended.stderr
-    evaluated = start(2, "-m", "fedmpi.cli.evaluate", tmp_path / "run", "--import", "own_tasks", "--threads", 1)
+    evaluated = start(2, "-m", "fedmpi", "evaluate", tmp_path / "run", "--import", "own_tasks", "--threads", 1)
     assert evaluated.returncode == 0, evaluated.stderr
     run = fedmpi.load_run(tmp_path / "run")
     record = {name: run.final(name) for name in run.metrics if name != "loss"}

@@ -18,7 +18,7 @@ HOSPITALS = {"Aachen": 0.5, "Bonn": 0.3, "Celle": 0.2}
 
 
 def data_program(folder, *words):
-    ended = execute([sys.executable, "-m", "fedmpi.prepare", *words], env={"PYTHONPATH": str(ROOT)}, cwd=folder)
+    ended = execute([sys.executable, "-m", "fedmpi", "data", *words], env={"PYTHONPATH": str(ROOT)}, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

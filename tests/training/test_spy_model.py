@@ -89,7 +89,7 @@ def test_a_sweep_trains_as_one_run_does(trained, tmp_path):
 
 def test_evaluate_measures_in_evaluation_mode_and_changes_nothing(trained, tmp_path):
     before, log = digests(trained), tmp_path / "log"
-    ended = start(2, "-m", "fedmpi.cli.evaluate", trained, "--import", "spy", "--threads", 1, env={"SPY_LOG": str(log)})
+    ended = start(2, "-m", "fedmpi", "evaluate", trained, "--import", "spy", "--threads", 1, env={"SPY_LOG": str(log)})
     assert ended.returncode == 0, ended.stderr
     assert not any(any(modes.values()) for has_gradient, modes, _ in passes(log) if not has_gradient)
     accuracy = fedmpi.load_run(trained).final("accuracy")

@@ -1,4 +1,4 @@
-"""Measure how fast communication rounds are on this machine: ``mpirun -np 2 python -m fedmpi.cli.bench``."""
+"""Measure how fast communication rounds are on this machine: ``mpirun -np 2 python -m fedmpi bench``."""
 
 import argparse
 import sys
@@ -38,7 +38,7 @@ def make_parser():
     """The parser of the program's options."""
     width = max(map(len, PARTS))
     parts = "\n".join(f"  {name:<{width}}  {part.__doc__.splitlines()[0]}" for name, part in PARTS.items())
-    parser = Parser(prog="python -m fedmpi.cli.bench", add_help=False, description=__doc__, epilog=f"parts:\n{parts}")
+    parser = Parser(prog="fedmpi bench", add_help=False, description=__doc__, epilog=f"parts:\n{parts}")
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help="what to measure, see below; default: all parts but rates")
     add("--quick", action="store_true", help="smaller sizes and fewer repetitions: under a minute on 2 cores")

@@ -113,6 +113,6 @@ def _describe_machine(link):
         "system": f"{platform.system()} {platform.release()}",
         **{name: version for name, version in versions().items() if name in ("python", "torch")},
         "mpi": MPI.Get_library_version().split("\n")[0].split("\0")[0].strip(),
-        "command": f"python -m fedmpi.cli.bench {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python -m fedmpi bench {' '.join(sys.argv[1:])}".strip(),
         "load": round(os.getloadavg()[0], 1),
     }

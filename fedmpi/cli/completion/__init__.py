@@ -1,1 +1,1 @@
-"""Completion of the programs' options in a shell (``python -m fedmpi.cli.completion bash``)."""
+"""Completion of the programs' options in a shell (``python -m fedmpi completion bash``)."""

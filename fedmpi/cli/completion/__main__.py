@@ -1,6 +1,6 @@
-"""Completion of fedmpi's commands in a shell: ``fedmpi-completion bash > ~/.local/share/fedmpi.bash``.
+"""Completion of fedmpi's commands in a shell: ``fedmpi completion bash > ~/.local/share/fedmpi.bash``.
 
-A script for bash, zsh or tcsh that completes the options and choices of fedmpi-train, fedmpi-data and the other
+A script for bash, zsh or tcsh that completes the options and choices of fedmpi train, fedmpi data and the other
 commands; load it from the shell's start file.
 """
 
@@ -24,7 +24,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.cli.completion", description=__doc__)
+    parser = Parser(prog="fedmpi completion", description=__doc__)
     parser.add_argument("shell", choices=SHELLS, help="the shell that the script is for")
     return parser
 
@@ -35,9 +35,11 @@ def _run(arguments):
         import shtab
     except ImportError:
         raise UserError('completion needs shtab: pip install "fedmpi[completion]" (or pip install shtab)') from None
+    whole = argparse.ArgumentParser(prog="fedmpi")
+    commands = whole.add_subparsers()
     for name, parser in sorted(_parsers().items()):
-        parser.prog = f"fedmpi-{name}"
-        print(shtab.complete(parser, shell=shell))
+        commands.add_parser(name, parents=[parser], add_help=False)
+    print(shtab.complete(whole, shell=shell))
 
 
 def _parsers():

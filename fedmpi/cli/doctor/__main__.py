@@ -1,8 +1,8 @@
-"""Check machines and settings before a run: ``mpirun -np 4 python -m fedmpi.cli.doctor``; also under srun and in a job.
+"""Check machines and settings before a run: ``mpirun -np 4 python -m fedmpi doctor``; also under srun and in a job.
 
 It takes the settings of fedmpi.train, and checks what a run with these settings needs:
 
-    mpirun -np 4 python -m fedmpi.cli.doctor --task.data fashion_mnist --data-dir data
+    mpirun -np 4 python -m fedmpi doctor --task.data fashion_mnist --data-dir data
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def main(arguments=None):
 def make_parser():
     """The parser of the program's own options."""
     usage = "%(prog)s [--json] [SETTINGS OF fedmpi.train]"
-    parser = Parser(prog="python -m fedmpi.cli.doctor", add_help=False, description=__doc__, usage=usage)
+    parser = Parser(prog="fedmpi doctor", add_help=False, description=__doc__, usage=usage)
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     parser.add_argument("--help", "-h", action="store_true", help="show this help")

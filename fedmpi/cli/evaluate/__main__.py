@@ -1,10 +1,10 @@
-"""Measure a trained model on silos, without training: ``mpirun -np 4 python -m fedmpi.cli.evaluate runs/NAME``.
+"""Measure a trained model on silos, without training: ``mpirun -np 4 python -m fedmpi evaluate runs/NAME``.
 
 MODEL is a run folder, whose settings of the task, the data, the batches and the machine are used, or a model file
 (.safetensors, .h5, .pt); then --model says which model it is. No code is run that only the folder names: --import
 mymodule trusts a module of it. SETTINGS are those of fedmpi.train and override the run's, like other data:
 
-    mpirun -np 4 python -m fedmpi.cli.evaluate runs/fafed-silo-001 --data 'new_{client}.h5'
+    mpirun -np 4 python -m fedmpi evaluate runs/fafed-silo-001 --data 'new_{client}.h5'
 """
 
 import importlib
@@ -41,7 +41,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's own options."""
-    parser = Parser(prog="python -m fedmpi.cli.evaluate", description=__doc__, usage="%(prog)s MODEL [SETTINGS]")
+    parser = Parser(prog="fedmpi evaluate", description=__doc__, usage="%(prog)s MODEL [SETTINGS]")
     parser.add_argument("model", metavar="MODEL", type=pathlib.Path, help="run folder, or model file")
     text = "module of the run's own code, which is trusted, like mymodel; may be repeated"
     parser.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE", help=text)

@@ -1,4 +1,4 @@
-"""Predict classes with a trained model: ``python -m fedmpi.cli.predict runs/NAME samples.csv``."""
+"""Predict classes with a trained model: ``python -m fedmpi predict runs/NAME samples.csv``."""
 
 import csv
 import importlib
@@ -39,7 +39,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.cli.predict", description=DESCRIPTION)
+    parser = Parser(prog="fedmpi predict", description=DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", help="run folder")
     parser.add_argument("file", metavar="FILE", help="samples: a .h5 or .npz file, a table, or a folder of images")
     parser.add_argument("--out", metavar="FILE", default="predictions.csv", help="default: predictions.csv")

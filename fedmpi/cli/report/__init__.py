@@ -1,4 +1,4 @@
-"""What runs look like: figures, tables, one page (``python -m fedmpi.cli.report RUN...``), and figures from Python."""
+"""What runs look like: figures, tables, one page (``python -m fedmpi report RUN...``), and figures from Python."""
 
 import pathlib
 
@@ -18,6 +18,11 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
 
     Returns:
         a matplotlib `Figure`.
+
+    >>> import fedmpi
+    >>> figure = fedmpi.figure("runs/example", "accuracy", axis="bytes", scale="error")
+    >>> figure.axes[0].get_yscale(), figure.axes[0].lines[0].get_ydata()[-1] < 1
+    ('log', True)
 
     Raises:
         UserError: one line, if runs cannot be read, are of several problems, or did not measure the metric.

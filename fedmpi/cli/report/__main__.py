@@ -1,4 +1,4 @@
-"""Figures and tables of runs: ``python -m fedmpi.cli.report runs/fafed-digits-001 runs/fedavg-digits-001``."""
+"""Figures and tables of runs: ``python -m fedmpi report runs/fafed-digits-001 runs/fedavg-digits-001``."""
 
 import argparse
 import itertools
@@ -38,7 +38,7 @@ Writes one self-contained HTML page and, into a folder of the same name, the cur
 as CSV, the tables in Markdown and, with --format, each figure. Runs that differ only in their seed
 are drawn as one line with a band; of runs that differ in nothing, one counts."""
 
-SIGNATURE = b'<meta name="generator" content="fedmpi.report">'  # of the page, near its begin
+SIGNATURE = b'<meta name="generator" content="fedmpi report">'  # of the page, near its begin
 LONGEST_PREFIX = 48  # most characters of a problem's label in the names of its figures
 
 
@@ -74,7 +74,7 @@ def _run(arguments):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.cli.report", description=DESCRIPTION)
+    parser = Parser(prog="fedmpi report", description=DESCRIPTION)
     text = "run folders, or folders that contain run folders"
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN", help=text)
     parser.add_argument("--out", type=pathlib.Path, help="the page to write; default: report.html")

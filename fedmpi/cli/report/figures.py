@@ -25,7 +25,7 @@ try:
 except ImportError:
     raise UserError('figures need matplotlib: pip install "fedmpi[plot]" (or pip install matplotlib)') from None
 
-PROGRAM = "fedmpi.report"  # which the figures' files name
+PROGRAM = "fedmpi report"  # which the figures' files name
 # Okabe and Ito's colours without yellow, and three of Tol's: the colour-blind can distinguish them, and they are dark
 # enough on white.
 COLORS = (

@@ -1,1 +1,1 @@
-"""Many runs of one training job, and the best of their settings (``python -m fedmpi.cli.sweep``)."""
+"""Many runs of one training job, and the best of their settings (``python -m fedmpi sweep``)."""

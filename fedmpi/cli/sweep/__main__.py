@@ -1,4 +1,4 @@
-"""Choose settings: ``python -m fedmpi.cli.sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1 --rounds 50``."""
+"""Choose settings: ``python -m fedmpi sweep --grid algorithm.step_size=0.001,0.01 --grid seed=0,1 --rounds 50``."""
 
 import math
 import pathlib
@@ -37,13 +37,13 @@ from fedmpi.runs.record import HELD_OUT
 
 log = Log("fedmpi.cli.sweep")
 
-NOTE = "# Written by fedmpi.sweep: the settings of all its runs.\n"
+NOTE = "# Written by fedmpi sweep: the settings of all its runs.\n"
 COMMON, TABLE, BEST = "common.yaml", "sweep.csv", "best.yaml"  # files in a sweep's folder
 TEMPLATE = PACKAGE / "slurm" / "sweep.sbatch"
 DESCRIPTION = """\
 Train with every combination of some settings, and choose the best one by a metric on held-out training data.
 
-    python -m fedmpi.cli.sweep --grid algorithm.step_size=0.001,0.003,0.01 --grid seed=0,1,2 --rounds 50
+    python -m fedmpi sweep --grid algorithm.step_size=0.001,0.003,0.01 --grid seed=0,1,2 --rounds 50
 
 Options that are not listed below are settings of fedmpi.train and apply to every run. The same command
 continues an interrupted sweep: it skips runs that have ended and repeats those that failed. A plan is
@@ -63,7 +63,7 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's options."""
-    parser = Parser(prog="python -m fedmpi.cli.sweep", description=DESCRIPTION)
+    parser = Parser(prog="fedmpi sweep", description=DESCRIPTION)
     add, file = parser.add_argument, {"type": pathlib.Path, "metavar": "FILE"}
     number, several = {"type": count, "metavar": "N"}, {"action": "append", "default": []}
     text = "values of a setting to try; may be repeated"

@@ -7,7 +7,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import format_ranges
 
 ARGUMENTS = '"$@"'
-SIGNATURE = b"# Written by fedmpi.sweep --emit-slurm, which replaces this file.\n"
+SIGNATURE = b"# Written by fedmpi sweep --emit-slurm, which replaces this file.\n"
 NODES = re.compile(r"#SBATCH\s+(--nodes|-N|--ntasks-per-node)\b")  # would contradict another number of ranks
 
 

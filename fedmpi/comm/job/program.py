@@ -11,18 +11,18 @@ def _say_interrupted(kind, error, trace):
     """For `sys.excepthook`: one line for all ranks about Ctrl-C while a program is being loaded."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
-    elif _is_first_rank():
+    elif is_first_rank():
         print("fedmpi: interrupted during the start", file=sys.stderr, flush=True)
 
 
-def _is_first_rank():
+def is_first_rank():
     """Whether this process is rank 0, by the launcher's variables: MPI has not begun yet."""
     return started_by()[2] == 0
 
 
 def say_starting(arguments):
     """Print a line on rank 0 before torch is loaded and MPI begins, which takes seconds; none above a help text."""
-    if _is_first_rank() and not any(word.startswith(("--help", "--list", "--print")) for word in arguments):
+    if is_first_rank() and not any(word.startswith(("--help", "--list", "--print")) for word in arguments):
         from fedmpi.comm.job.output import make_output_safe, write_past_launcher
 
         make_output_safe()
@@ -31,9 +31,9 @@ def say_starting(arguments):
 
 
 def is_own_program():
-    """Whether this process is ``python -m fedmpi...`` or ``fedmpi-...``, not a user's program."""
+    """Whether this process is ``python -m fedmpi...`` or ``fedmpi ...``, not a user's program."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
-    return os.path.basename(sys.argv[0]).startswith("fedmpi-") or bool(module and module.name.startswith("fedmpi."))
+    return os.path.basename(sys.argv[0]) == "fedmpi" or bool(module and module.name.startswith("fedmpi."))
 
 
 if is_own_program():

@@ -1,4 +1,4 @@
-"""The commands of ``python -m fedmpi.prepare``, one module each.
+"""The commands of ``python -m fedmpi data``, one module each.
 
 A module has `add_parser(commands)`, which adds the command's options, and `run(options)`, which does its work.
 """

@@ -1,4 +1,4 @@
-"""``python -m fedmpi.prepare list``: the official data sets, and the files in the data folder."""
+"""``python -m fedmpi data list``: the official data sets, and the files in the data folder."""
 
 import pathlib
 

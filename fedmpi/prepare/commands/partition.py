@@ -1,4 +1,4 @@
-"""``python -m fedmpi.prepare partition``: show which client gets which part of a data set, and write the parts."""
+"""``python -m fedmpi data partition``: show which client gets which part of a data set, and write the parts."""
 
 import pathlib
 

@@ -7,7 +7,7 @@ import numpy as np
 from fedmpi.ground.errors import UserError, attempt
 from fedmpi.ground.files.own_files import check_figure, save_figure
 
-PROGRAM = "fedmpi.data"  # which the figures' files name
+PROGRAM = "fedmpi data"  # which the figures' files name
 COLOUR = "#2c7fb8"
 CELL = 0.32  # inches of the grid per client and per class, unless the figure would be too large
 MIN_SIDE, MAX_SIDE = 4, 20  # inches

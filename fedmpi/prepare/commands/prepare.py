@@ -1,4 +1,4 @@
-"""``python -m fedmpi.prepare prepare``: make the HDF5 file of a data set."""
+"""``python -m fedmpi data prepare``: make the HDF5 file of a data set."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""``python -m fedmpi.prepare show``: what a data file contains."""
+"""``python -m fedmpi data show``: what a data file contains."""
 
 import json
 import sys

@@ -19,7 +19,7 @@ from fedmpi.ground.errors import UserError
 
 
 def bench(ranks, *arguments):
-    return start(ranks, "-m", "fedmpi.cli.bench", *arguments)
+    return start(ranks, "-m", "fedmpi", "bench", *arguments)
 
 
 def test_times_are_medians_and_ratios_within_a_cycle():

@@ -165,7 +165,7 @@ def test_slopes_and_their_verdicts():
 
 def test_a_figure_that_cannot_be_written_is_refused_before_the_runs():
     for path, message in (("x.gif", "ends in .svg"), ("no/x.svg", "there is no folder no")):
-        done = start(1, "-m", "fedmpi.cli.bench", "rates", "--quick", "--figure", path)
+        done = start(1, "-m", "fedmpi", "bench", "rates", "--quick", "--figure", path)
         assert done.returncode == 2 and message in done.stderr
 
 

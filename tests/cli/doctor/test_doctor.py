@@ -27,7 +27,7 @@ FACTS = RankFacts(0, "n1", 0, [0, 1], 2, 1, "cpu", "", "", {"MPI": "MPICH 5.0.2"
 
 
 def doctor(ranks, out, *words, **options):
-    return start(ranks, "-m", "fedmpi.cli.doctor", "--out", out, *words, **options)
+    return start(ranks, "-m", "fedmpi", "doctor", "--out", out, *words, **options)
 
 
 def failed(ended):
@@ -124,7 +124,7 @@ def test_mixed_versions_and_a_full_disk(tmp_path):
         with open(tmp_path / "other" / "fedmpi" / "errors.py", "a") as file:
             file.write("# changed\n")
         here, there = (
-            ["env", f"PYTHONPATH={path}", sys.executable, "-m", "fedmpi.cli.doctor", "--json", "--out", folder]
+            ["env", f"PYTHONPATH={path}", sys.executable, "-m", "fedmpi", "doctor", "--json", "--out", folder]
             for path in (ROOT, tmp_path / "other")
         )
         checks = failed(execute(["mpirun", "-np", 1, *here, ":", "-np", 1, *there], cwd=tmp_path))

@@ -52,7 +52,7 @@ def test_functions_as_models_and_folders_of_images(tmp_path, capsys):
     ended = train(2, tmp_path, *words, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert ended.returncode == 0, ended.stderr
     Image.new("L", (5, 9)).save(tmp_path / "in" / "class 0" / "odd.png")
-    words = ["-m", "fedmpi.cli.predict", tmp_path / "run", tmp_path / "in"]
+    words = ["-m", "fedmpi", "predict", tmp_path / "run", tmp_path / "in"]
     ended = execute(["python", *words, "--import", "ownmodel"], cwd=tmp_path)
     assert ended.returncode == 2 and "odd.png: is 5x9 pixels: expected 6x8" in ended.stderr
     (tmp_path / "in" / "class 0" / "odd.png").unlink()
@@ -83,7 +83,7 @@ def test_own_tasks_that_compute_values(tmp_path):
     ended = train(2, tmp_path, *words, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert ended.returncode == 0, ended.stderr
     np.savez(tmp_path / "x.npz", x=np.array([[0.0], [0.5]]))
-    words = ["python", "-m", "fedmpi.cli.predict", tmp_path / "run", tmp_path / "x.npz", "--import", "ownmodel"]
+    words = ["python", "-m", "fedmpi", "predict", tmp_path / "run", tmp_path / "x.npz", "--import", "ownmodel"]
     ended = execute(words, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     rows = list(csv.reader((tmp_path / "predictions.csv").read_text().splitlines()))

@@ -1,4 +1,4 @@
-"""`python -m fedmpi.cli.predict` and `fedmpi.load`, given run folders and samples of any kind: right predictions, or
+"""`python -m fedmpi predict` and `fedmpi.load`, given run folders and samples of any kind: right predictions, or
 one line and no file."""
 
 import csv

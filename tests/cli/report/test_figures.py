@@ -277,7 +277,7 @@ def test_of_losses_the_largest_is_the_worst(tmp_path):
 
 def test_the_figure_of_a_split_explains_its_sizes(tmp_path):
     words = ("digits", "--clients", "4", "--partition", "dirichlet", "--plot", tmp_path / "split.svg")
-    ended = execute([sys.executable, "-m", "fedmpi.prepare", "partition", *words], env={"PYTHONPATH": str(ROOT)})
+    ended = execute([sys.executable, "-m", "fedmpi", "data", "partition", *words], env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
     assert "<!-- samples -->" in (tmp_path / "split.svg").read_text()
 

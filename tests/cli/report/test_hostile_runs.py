@@ -26,7 +26,7 @@ def write(folder, settings=None, *lines):
 
 
 def report(*words):
-    return execute([sys.executable, "-m", "fedmpi.cli.report", *words])
+    return execute([sys.executable, "-m", "fedmpi", "report", *words])
 
 
 def with_values(**values):

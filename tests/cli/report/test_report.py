@@ -73,7 +73,7 @@ def make_run(folder, name, seed, rounds=ROUNDS, ended=True, **settings):
 
 
 def report(*words, **variables):
-    return execute([sys.executable, "-m", "fedmpi.cli.report", *words], env={"PYTHONPATH": str(ROOT), **variables})
+    return execute([sys.executable, "-m", "fedmpi", "report", *words], env={"PYTHONPATH": str(ROOT), **variables})
 
 
 @pytest.fixture(scope="module")
@@ -519,7 +519,7 @@ def test_it_starts_without_torch_and_mpi(tmp_path):
 def watching(*words):
     """The report as a process that runs, and does not outlive the test."""
     job = subprocess.Popen(
-        [sys.executable, "-u", "-m", "fedmpi.cli.report", *map(str, words)],
+        [sys.executable, "-u", "-m", "fedmpi", "report", *map(str, words)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_ctrl_c,
     )  # fmt: skip
@@ -583,7 +583,7 @@ def test_watching_fits_into_a_small_terminal(tmp_path):
     ours, its = pty.openpty()
     size = {"COLUMNS": "40", "LINES": "6", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
     job = subprocess.run(
-        [sys.executable, "-m", "fedmpi.cli.report", str(tmp_path), "--watch", "0.2"],
+        [sys.executable, "-m", "fedmpi", "report", str(tmp_path), "--watch", "0.2"],
         stdout=its, stderr=subprocess.PIPE, env={**os.environ, **size}, timeout=LIMIT, text=True,
     )  # fmt: skip
     os.close(its)

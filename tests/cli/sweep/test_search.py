@@ -26,7 +26,7 @@ SPACE = (
 
 
 def sweep(out, *words):
-    ended = execute([sys.executable, "-m", "fedmpi.cli.sweep", "--out", out, *WORDS, *SPACE, *words])
+    ended = execute([sys.executable, "-m", "fedmpi", "sweep", "--out", out, *WORDS, *SPACE, *words])
     return ended.returncode, ended.stdout, ended.stderr
 
 

@@ -98,7 +98,7 @@ def test_holdouts_that_cannot_be(tmp_path, words, message):
 
 def sweep(*words):
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return execute([sys.executable, "-m", "fedmpi.cli.sweep", *words], env=variables)
+    return execute([sys.executable, "-m", "fedmpi", "sweep", *words], env=variables)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_a_folder_without_runs_takes_other_settings(tmp_path):
 def test_ctrl_c_ends_the_runs_too(tmp_path):
     words = ["--grid", "seed=0,1", "--rounds", "1000000", "--ranks", "2", "--threads", "1", "--out", str(tmp_path)]
     with subprocess.Popen(
-        [sys.executable, "-m", "fedmpi.cli.sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "fedmpi", "sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_ctrl_c,
     ) as job:  # fmt: skip
         try:
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_the_runs_too(tmp_path):
 
 
 def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path):
-    words = [sys.executable, "-m", "fedmpi.cli.sweep", "--grid", "seed=0", *TINY, "--out", tmp_path]
+    words = [sys.executable, "-m", "fedmpi", "sweep", "--grid", "seed=0", *TINY, "--out", tmp_path]
     assert execute(words, env={"PYTHONPATH": str(ROOT)}).returncode == 0
     (tmp_path / "seed=0" / "model.safetensors").unlink()  # as if it had been killed at its end
     ended = execute(words, env={"PYTHONPATH": str(ROOT)})
@@ -250,7 +250,7 @@ def test_an_unfinished_run_goes_on_from_its_checkpoint(tmp_path):
 def test_killed_and_started_again_it_waits_for_what_still_runs(tmp_path):
     """The jobs of a sweep that was killed go on; none is made a second time at the same place."""
     words = ["--grid", "seed=0,1", "--rounds", 12, "--local-steps", 200, *TINY[4:], "--ranks", 2, "--out", tmp_path]
-    command = [sys.executable, "-u", "-m", "fedmpi.cli.sweep", *map(str, words)]
+    command = [sys.executable, "-u", "-m", "fedmpi", "sweep", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     records = tmp_path / "seed=0" / "metrics.jsonl"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as job:

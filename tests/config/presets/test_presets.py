@@ -200,7 +200,7 @@ def test_data_that_no_package_contains_are_named_with_the_command_that_gets_them
     task = content(name)["task"]
     data = task.get("data") or task.get("classifier", "").removeprefix("runs/zo_").removesuffix("_classifier")
     assert data in (*OFFICIAL, "")
-    assert not data or f"python -m fedmpi.prepare prepare {data} --data-dir data" in head_of(name)
+    assert not data or f"python -m fedmpi data prepare {data} --data-dir data" in head_of(name)
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if name.startswith("lamb/")])
