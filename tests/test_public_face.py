@@ -160,4 +160,4 @@ def test_py_typed_is_installed(tmp_path):
     words = ["setup.py", "-q", "egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", tmp_path / "lib"]
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True, timeout=240)
     assert (tmp_path / "lib" / "fedmpi" / "py.typed").is_file()
-    assert list((tmp_path / "lib" / "fedmpi" / "presets").rglob("*.yaml"))
+    assert list((tmp_path / "lib" / "fedmpi" / "config" / "presets").rglob("*.yaml"))

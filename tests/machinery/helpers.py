@@ -128,7 +128,7 @@ def may_be_forked(words, env=None):
 def forking():
     """The words that stand for ``python`` where `may_be_forked`."""
     wait_for(lambda: os.path.exists(os.environ[WARM]), 60)
-    return [sys.executable, "-IS", str(ROOT / "tests" / "warm.py"), os.environ[WARM]]
+    return [sys.executable, "-IS", str(ROOT / "tests" / "machinery" / "warm.py"), os.environ[WARM]]
 
 
 def shim():

@@ -5,7 +5,7 @@ import types
 
 import pytest
 import torch
-from tests.helpers import start
+from helpers import start
 from torch.utils.data import TensorDataset
 
 import fedmpi

@@ -38,7 +38,7 @@ def _run(arguments):
     whole = argparse.ArgumentParser(prog="fedmpi")
     commands = whole.add_subparsers()
     for name, parser in sorted(_parsers().items()):
-        commands.add_parser(name, parents=[parser], add_help=False)
+        commands.add_parser(name, parents=[parser], add_help=False, help=f"see fedmpi {name} --help")
     print(shtab.complete(whole, shell=shell))
 
 

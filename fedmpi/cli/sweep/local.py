@@ -261,6 +261,6 @@ def _train(words, log):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the run ignores it, too
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    from fedmpi.train import main
+    from fedmpi.cli.train import main
 
     main(words)
