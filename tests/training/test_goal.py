@@ -5,7 +5,6 @@ import types
 
 import pytest
 import torch
-from helpers import start
 from torch.utils.data import TensorDataset
 
 import fedmpi
@@ -15,6 +14,7 @@ from fedmpi.runs.record import HELD_OUT
 from fedmpi.tasks.base import Metrics
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping, check_goal
 from fedmpi.training.result import ResultRule
+from tests.machinery.helpers import start
 
 PROGRAM = """
 import fedmpi

@@ -21,8 +21,8 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
 
     >>> import fedmpi
     >>> figure = fedmpi.figure("runs/example", "accuracy", axis="bytes", scale="error")
-    >>> figure.axes[0].get_yscale(), figure.axes[0].lines[0].get_ydata()[-1] < 1
-    ('log', True)
+    >>> figure.axes[0].get_yscale()
+    'log'
 
     Raises:
         UserError: one line, if runs cannot be read, are of several problems, or did not measure the metric.
