@@ -31,10 +31,9 @@ SIGNATURE = b"# Orders: "
 LOCAL, STEP = 4, 8.0  # of the baselines: local steps, and step size times the root of all of them
 TEXT = """\
 {place} of the paper gives orders that were proved, and no runs. Here each method runs with its theorem's settings up to
-fixed factors on a problem whose constants are known (`python -m fedmpi bench rates`; docs/theory.md describes
-both), the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. *All
-rounds* and *last half* are means over these rounds; the intervals are two deviations by leaving out one of {seeds}
-seeds.
+fixed factors on a problem whose constants are known (`python -m fedmpi bench rates`; docs/theory.md describes both),
+the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. *All rounds* and
+*last half* are means over these rounds; the intervals are two deviations by leaving out one of {seeds} seeds.
 
 An order is an upper bound. The rule was fixed before the runs: **order confirmed** if the exponent over the last half
 is at most 0.1 above the proved one and one of the two is at most 0.2 below it; **contradicted** if that over the last

@@ -45,7 +45,7 @@ def test_the_other_tests_run_on(tmp_path):
 
 def test_folders_are_collected_together():
     """tests/mpi has a conftest.py, too; a module that imports from `conftest` finds whichever came first."""
-    paths = [ROOT / "tests" / name for name in ("mpi", "report", "test_time_limits.py")]
+    paths = [ROOT / "tests" / name for name in ("mpi", "cli/report", "test_time_limits.py")]
     ended = execute([sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu or not gpu", *paths], cwd=ROOT)
     assert ended.returncode == 0, ended.stdout
     importing = [

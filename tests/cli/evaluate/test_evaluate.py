@@ -75,4 +75,4 @@ def test_wrong_words_are_one_line(made):
 def test_help_is_printed_and_nothing_done(capsys):
     _run(["--help"], SoloLink())
     printed = capsys.readouterr().out
-    assert "usage: python -m fedmpi evaluate MODEL [SETTINGS]" in printed and "run folder, or model file" in printed
+    assert "usage: fedmpi evaluate MODEL [SETTINGS]" in printed and "run folder, or model file" in printed

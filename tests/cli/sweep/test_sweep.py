@@ -369,7 +369,7 @@ def test_a_run_that_is_a_copy_of_the_process_hears_signals_as_a_program_does(tmp
         print(*words, *map(kinds.index, handlers), os.getsid(0) == os.getpid(), repr(sys.stdin.read()), flush=True)
         os.write(2, b"a warning")
 
-    monkeypatch.setattr(importlib.import_module("fedmpi.train"), "main", main)
+    monkeypatch.setattr(importlib.import_module("fedmpi.cli.train"), "main", main)
     monkeypatch.setattr(sys, "stdin", open(0, closefd=False))  # noqa: SIM115
     monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))  # noqa: SIM115
     before = signal.getsignal(signal.SIGHUP)

@@ -85,10 +85,10 @@ def test_closed_outputs_do_not_end_the_program(tmp_path, mpi, closed):
     assert len(ranks) == (2 if mpi else 1) and all(int(rank.read_text()) > 2 for rank in ranks)
 
 
-@pytest.mark.parametrize("program", ["train", "doctor", "bench"])
+@pytest.mark.parametrize("program", [".train", " train", " doctor", " bench"])
 def test_a_machine_without_mpi(program):
     """mpi4py is installed, and no MPI library; the variable names one that is not there."""
-    ended = shell(f"{sys.executable} -m fedmpi.{program}", env=os.environ | {"MPI4PY_LIBMPI": "/no/libmpi.so"})
+    ended = shell(f"{sys.executable} -m fedmpi{program}", env=os.environ | {"MPI4PY_LIBMPI": "/no/libmpi.so"})
     assert ended.returncode == 2
     assert ended.stderr == (
         "fedmpi: error: mpi4py finds no MPI library: pip install mpich, or load your cluster's module of an MPI "
@@ -123,7 +123,7 @@ def test_a_text_for_a_full_disk_is_one_line_instead(any_mpi):
 
 @pytest.mark.parametrize("words", ["data show --help", "sweep --help", "evaluate --help"])
 def test_a_help_text_for_a_full_disk_is_one_line_instead(words):
-    job = f"{sys.executable} -m fedmpi.{words}"
+    job = f"{sys.executable} -m fedmpi {words}"
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     ended = shell(f"{job} > /dev/null; echo $?; {job} > /dev/full; echo $?", env=buffered)
     assert ended.stdout.split() == ["0", "2"] and len(ended.stderr.splitlines()) == 1, ended.stderr

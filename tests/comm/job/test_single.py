@@ -47,7 +47,7 @@ def test_all_programs_have_the_one_parser(capsys, program):
         text = capsys.readouterr().err
     except UserError as error:
         text = str(error)
-    assert text.strip().endswith("--help)") and "(see python -m fedmpi." in text and text.strip().count("\n") == 0
+    assert text.strip().endswith("--help)") and "(see fedmpi " in text and text.strip().count("\n") == 0
 
 
 def fail(error):
