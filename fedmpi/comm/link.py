@@ -1,7 +1,6 @@
 """What a federation asks of the ranks that it runs on: sums of model vectors and small agreements."""
 
 import abc
-import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fedmpi.comm.summation_order import Partials
-from fedmpi.ground.machine.cores import count_at_a_time, usable_cores
+from fedmpi.comm.traffic import Traffic
 
 
 class Slices(list[torch.Tensor]):
@@ -29,37 +28,6 @@ class Slices(list[torch.Tensor]):
 
 
 Reduce = Callable[[Slices], torch.Tensor]  # see `Link.exchange_slices`
-
-
-@dataclasses.dataclass
-class Traffic:
-    """How much a rank has given to collectives so far.
-
-    Attributes:
-        collectives: number of Allreduces of model vectors, and of what takes their place.
-        nbytes: their payload in bytes, per rank; where slices are exchanged, half of what goes there and back.
-        largest: payload in bytes of the largest one.
-        other_bytes: payload of everything else: losses, metrics, agreements.
-    """
-
-    collectives: int = 0
-    nbytes: int = 0
-    largest: int = 0
-    other_bytes: int = 0
-
-    def add(self, nbytes: int) -> None:
-        """Count one Allreduce of `nbytes`."""
-        self.collectives += 1
-        self.nbytes += nbytes
-        self.largest = max(self.largest, nbytes)
-
-    def add_slices(self, vectors: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Count one exchange of slices: as one Allreduce of the same vector if the rank sends one."""
-        self.add((sum(vector.nbytes for vector in vectors) + out.nbytes) // 2)
-
-    def restore(self, numbers: dict[str, int]) -> None:
-        """Take other numbers: name -> number, as `dataclasses.asdict` gives them; {}: nothing so far."""
-        vars(self).update(dataclasses.asdict(Traffic()) | numbers)
 
 
 class Copy:
@@ -246,58 +214,6 @@ class Link(abc.ABC):
         return lowest_true(self.allgather([float(condition)]))
 
 
-class SoloLink(Link):
-    """The link of one process that holds all clients: nothing is sent, everything is counted."""
-
-    def __init__(self) -> None:
-        self.traffic, self.usable_cores = Traffic(), count_at_a_time(usable_cores())
-        self.free_cores = self.usable_cores
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
-        return torch.zeros(numel, dtype=dtype, device=device)
-
-    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-        self.traffic.add(block.numel() * block.element_size())
-        divide(block, divisor, out)
-
-    def combine(self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
-        self.traffic.add(out.numel() * out.element_size())
-        combine_alone(vectors, partials, divisor, out)
-
-    def add_integers(self, block: torch.Tensor) -> None:
-        self.traffic.add(block.nbytes)
-
-    def exchange_slices(
-        self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor, dtype: torch.dtype | None = None
-    ) -> None:
-        self.traffic.add_slices(vectors, out)
-        if out.numel():
-            out.copy_(reduce(Slices(vectors, slice(0, out.numel()))))
-
-    def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        self.traffic.add(vector.nbytes)
-        return [vector.clone()]
-
-    def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        return np.array(values, dtype=np.float64)[None]
-
-    def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        return np.array(values, dtype=np.float64)
-
-    def alltoallv(self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        arrived: npt.NDArray[Any] = rows[wanted[0]]
-        return arrived
-
-    def broadcast(self, array: npt.NDArray[Any]) -> None:
-        """There is one rank."""
-
-    def barrier(self) -> None:
-        """A single process never waits."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
 def lowest_true(flags: npt.NDArray[Any]) -> int | None:
     """The first row of a [size, 1] array that is not 0, or None."""
     return int(np.argmax(flags[:, 0])) if flags.any() else None
@@ -311,29 +227,3 @@ def describe_clients(clients: Iterable[int]) -> str:
     if numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"clients {numbers[0]} to {numbers[-1]}"
     return f"clients {', '.join(map(str, numbers))}"
-
-
-def combine_alone(vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
-    """`Link.combine` on the only rank, which has all partial sums."""
-    sums = {name: vectors[slot] for name, (_, slot) in partials.holders.items()}
-    for a, b in partials.steps:
-        sums[a].add_(sums[b])
-    divide(sums[partials.root], divisor, out)
-
-
-def divide(block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-    """out = block / divisor with as few passes over the memory as possible."""
-    if divisor != 1:
-        torch.div(block, as_operand(divisor, block), out=out)
-    elif out.data_ptr() != block.data_ptr():
-        out.copy_(block)
-
-
-def as_operand(divisor: float, block: torch.Tensor) -> torch.Tensor | float:
-    """The divisor as something by which a device divides with the CPU's bits.
-
-    By a number a GPU does not divide: torch multiplies by its reciprocal there, which rounds differently.
-    """
-    if block.device.type == "cpu":
-        return divisor
-    return torch.full((), divisor, dtype=block.dtype, device=block.device)

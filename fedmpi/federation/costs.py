@@ -14,7 +14,7 @@ import torch
 
 from fedmpi import algorithms
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables

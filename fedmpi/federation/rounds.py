@@ -34,7 +34,7 @@ class Federation:
     Collective: every rank of the link makes the same calls. Here one process has both clients:
 
     >>> import fedmpi, torch
-    >>> from fedmpi.comm.link import SoloLink
+    >>> from fedmpi.comm.solo import SoloLink
     >>> from fedmpi.federation import Plan, Variables
     >>> from fedmpi.oracles import FunctionOracle
     >>> def make(client):

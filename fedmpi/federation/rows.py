@@ -7,7 +7,7 @@ import torch
 from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.mean import Mean
 from fedmpi.algorithms.base import KINDS, Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.buffers import BUFFERS, SentBuffers
 from fedmpi.ground.errors import UserError
 

@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables

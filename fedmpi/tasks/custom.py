@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import AgreedUserError, UserError
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import FIRST, WHOLE, derive, generator

@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.aggregation.sending import Sending
 from fedmpi.comm.agreement import agree, share
-from fedmpi.comm.link import Traffic
+from fedmpi.comm.traffic import Traffic
 from fedmpi.config.resume import AUTO
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.ground.files.run_files import find_checkpoints, is_complete

@@ -20,7 +20,7 @@ from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import CentredClipping, Median
 from fedmpi.aggregation.sending import Sending, chosen, in_codec
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.private import PRIVATE
 from fedmpi.ground.errors import UserError

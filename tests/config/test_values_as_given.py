@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line, resolve
 from fedmpi.config.grammar import read_file
 from fedmpi.config.layers import read_layers

@@ -10,7 +10,7 @@ import torch
 from helpers import train
 from safetensors.torch import load_file
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import IID, Classes
 from fedmpi.data.source import DigitsSource

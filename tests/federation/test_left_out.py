@@ -17,7 +17,7 @@ from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import Median, TrimmedMean
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.norm_bound import NormBound
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles import FunctionOracle

@@ -7,7 +7,7 @@ from fedmpi.aggregation import Layout, Moment
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.algorithms import FAFED, FedAvg, LocalAMSGrad, NaiveAdaptiveFedAvg
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.rows import RowStore
 from fedmpi.oracles.flat_module import BufferPart

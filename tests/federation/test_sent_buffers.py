@@ -10,7 +10,7 @@ from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Plan, Variables
 from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle

@@ -21,7 +21,7 @@ from fedmpi.aggregation.sending import Sending, chosen
 from fedmpi.aggregation.stages import SecretStream, Sent, Stage
 from fedmpi.aggregation.stages.norm_bound import PIECE, NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles import FunctionOracle

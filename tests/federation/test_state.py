@@ -16,7 +16,7 @@ from fedmpi.aggregation.coded import MeanOfSlices
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages import Stage
 from fedmpi.algorithms import FAFED, FedAvg
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.nested import flatten, unflatten

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedmpi.algorithms
 import fedmpi.federation.rounds
 from fedmpi.algorithms import Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation.losses import Losses
 from fedmpi.ground.errors import Diverged

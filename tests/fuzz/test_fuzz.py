@@ -19,7 +19,7 @@ import fedmpi.algorithms
 import fedmpi.data.partitions
 from fedmpi.algorithms import Algorithm
 from fedmpi.cli.predict.__main__ import _run as predict
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.config.grammar import read_file
 from fedmpi.config.run import RunSettings

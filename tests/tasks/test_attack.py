@@ -13,7 +13,7 @@ from helpers import train
 from safetensors.torch import load_file
 
 import fedmpi.data.partitions
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import Column, Even, Partition, Shared
 from fedmpi.data.source import DigitsSource

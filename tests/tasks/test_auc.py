@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedmpi.algorithms import FAFED, FMGDA
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.partitions import IID, Even, Stride

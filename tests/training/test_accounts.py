@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from slow import STEP_SECONDS
 from torch.nn import functional
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.source import DigitsSource

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.ground.errors import Diverged
 from fedmpi.training.build import prepare

@@ -27,7 +27,7 @@ import fedmpi.runs.checkpoints.writer
 import fedmpi.tasks
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.job.signals import StopSignals, stopping_signal
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore

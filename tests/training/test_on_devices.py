@@ -8,7 +8,7 @@ from helpers import start, train
 import fedmpi.algorithms
 import fedmpi.oracles.autograd
 from fedmpi.algorithms import Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.federation.losses import Losses
 from fedmpi.ground.errors import UserError

@@ -13,7 +13,7 @@ import pytest
 import torch
 from trees import image, plant, snapshot
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import make_folder

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.training import slow_steps
 from fedmpi.training.build import prepare

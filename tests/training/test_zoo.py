@@ -11,7 +11,7 @@ import torch
 from helpers import train
 from torch.nn import functional
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.source import DigitsSource
 from fedmpi.ground.errors import UserError

@@ -12,7 +12,8 @@ from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
-from fedmpi.comm.link import Link, RanksLost, Slices, Traffic, combine_alone, describe_clients, divide
+from fedmpi.comm.link import Link, RanksLost, Slices, describe_clients
+from fedmpi.comm.solo import combine_alone, divide
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums import transports
 from fedmpi.comm.sums.comparison import average_differs, combination_differs
@@ -21,6 +22,7 @@ from fedmpi.comm.sums.topology import LARGEST_CALL, Topology
 from fedmpi.comm.sums.transports.base import SMALLEST_GAIN, Facts, Transport, Unavailable, choose
 from fedmpi.comm.sums.transports.shared import SharedMemory
 from fedmpi.comm.sums.window import NodeCopy, NoWindow
+from fedmpi.comm.traffic import Traffic
 from fedmpi.ground.errors import AgreedUserError, Diverged, UserError
 from fedmpi.ground.machine.devices import device_number
 from fedmpi.ground.registry import known

@@ -4,7 +4,8 @@ import collections
 
 import torch
 
-from fedmpi.comm.link import Slices, divide
+from fedmpi.comm.link import Slices
+from fedmpi.comm.solo import divide
 from fedmpi.comm.summation_order import Partials, split
 from fedmpi.comm.sums.ordered_sum import combine
 from fedmpi.comm.sums.transports.base import SMALLEST_GAIN, Transport, Unavailable
