@@ -8,8 +8,9 @@ import torch
 
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
-from fedmpi.oracles.base import ModuleOracle, OracleKind
+from fedmpi.oracles.base import OracleKind
 from fedmpi.oracles.captured import CapturedGradients
+from fedmpi.oracles.module import ModuleOracle
 
 
 class Workspace(typing.NamedTuple):

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from fedmpi.ground.errors import UserError
-from fedmpi.oracles.base import Oracle, clip_and_decay
+from fedmpi.oracles.base import Oracle
+from fedmpi.oracles.module import clip_and_decay
 
 
 @dataclasses.dataclass

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from fedmpi.ground.streams import FIRST, WHOLE
-from fedmpi.oracles.base import Oracle, negate_ascent
+from fedmpi.oracles.base import Oracle
+from fedmpi.oracles.module import negate_ascent
 from fedmpi.oracles.two_point import add_estimate
 
 

@@ -11,7 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import derive
-from fedmpi.oracles.base import ModuleOracle, OracleKind
+from fedmpi.oracles.base import OracleKind
+from fedmpi.oracles.module import ModuleOracle
 
 # Parts of torch's messages about operations that vmap does not support.
 NO_BATCHED_FORM = ("Batching rule not implemented", "inside of vmap", "under vmap")

@@ -39,9 +39,9 @@ from fedmpi.data.samples import check_normalisation, input_shape
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_regular
 from fedmpi.ground.files.run_files import CLIENT_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
+from fedmpi.ground.generators import generators_kept
 from fedmpi.ground.text import Log, short
 from fedmpi.oracles.architecture import describe, difference, other_code, unwrapped
-from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 
 log = Log(__name__)

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, default_collate
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import AgreedUserError, UserError
+from fedmpi.ground.generators import seed_all
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import FIRST, WHOLE, derive, generator
 from fedmpi.ground.text import Log, short
-from fedmpi.oracles.base import seed_all
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
 from fedmpi.tasks.metrics import ANSWERS, OUTPUTS, PADDING, Answers, Metric, crossing, last_layer, or_nan
 from fedmpi.tasks.same_tests import check_same_tests

@@ -13,9 +13,9 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.data.source import SPLITS, check_labels
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.generators import seed_all
 from fedmpi.ground.streams import derive
 from fedmpi.ground.text import short
-from fedmpi.oracles.base import seed_all
 from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.tasks.same_tests import check_same_tests

@@ -21,11 +21,11 @@ from fedmpi.comm.job.ranks import end_at_once
 from fedmpi.config.build import CHOICES, STAGES
 from fedmpi.config.grammar import FLAGS, SWITCHES, Given, flatten
 from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.ground.generators import generators_kept
 from fedmpi.ground.machine.cores import run_on, usable_cores
 from fedmpi.ground.machine.devices import WORKSPACE, arithmetic_kept
 from fedmpi.ground.machine.memory import return_freed_memory
 from fedmpi.ground.text import Log
-from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.runs.record import CLIENTS_KEY

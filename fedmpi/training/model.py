@@ -14,6 +14,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.equality import digest
 from fedmpi.federation.nested import flatten
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.generators import noise_kept, seed_all, states_outside_torch
 from fedmpi.ground.registry import command_name
 from fedmpi.ground.streams import FIRST, derive
 from fedmpi.ground.text import Log
@@ -21,7 +22,6 @@ from fedmpi.ground.version import __version__
 from fedmpi.models import find_model
 from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.autograd import Autograd
-from fedmpi.oracles.base import noise_kept, seed_all, states_outside_torch
 from fedmpi.oracles.flat_module import FlatModule, check_whole, odd_kind
 from fedmpi.runs.model_files import check_savable
 from fedmpi.training.early_stopping import check_goal, selection_goal

@@ -15,8 +15,8 @@ from fedmpi.comm.solo import SoloLink
 from fedmpi.config.build import read_command_line
 from fedmpi.data.source import DigitsSource
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.generators import seed_noise
 from fedmpi.ground.streams import derive
-from fedmpi.oracles.base import seed_noise
 from fedmpi.training.build import prepare
 from fedmpi.training.evaluation import Evaluation
 
