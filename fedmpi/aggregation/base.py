@@ -13,6 +13,7 @@ import torch
 
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Layout, Moment
+from fedmpi.aggregation.words import of_length, reduce_words
 from fedmpi.comm.link import Link, Reduce, Slices
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.part import Part
@@ -206,30 +207,7 @@ class Aggregation(Part):
         if self.codec is None or self.are_numbers:
             self.link.exchange_slices(self.vectors(), of_several, out)
         else:
-            self._reduce_words(self.codec, of_several, out)
-
-    def _reduce_words(self, codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
-        """`reduce_slices` where each client's words are read with its slice, and the results are written again."""
-        start, end = self.start, self.end_of_rows
-        # Clients know what was read of their differences; what all know of the mean must be the mean of these.
-        is_exact = "difference" in map(self.layout.kinds.get, self.moment.rows)
-
-        def write(values: torch.Tensor) -> torch.Tensor:
-            return of_length(len(values), codec.encode(values), f"{self.called}: encode returned")
-
-        def read(words: torch.Tensor) -> torch.Tensor:
-            return of_length(len(words), codec.decode(words), f"{self.called}: decode returned")
-
-        def of_words(words: Slices) -> torch.Tensor:
-            began = start[words.place].to(words[0].device)
-            result = reduce(Slices((read(each).add_(began) for each in words), words.place))
-            return result if is_exact else write(moves(result, began, end - words.place.start))
-
-        sent, written = [write(moves(rows, start, end)) for rows in self.vectors()], write(start)
-        result = torch.empty_like(out if is_exact else written)
-        self.link.exchange_slices(sent, of_words, result, written.dtype)
-        out.copy_(result if is_exact else read(result).add_(start))
-        self.clamp_squares(out)
+            reduce_words(self, self.codec, of_several, out)
 
     @property
     def are_numbers(self) -> bool:
@@ -247,23 +225,3 @@ class Aggregation(Part):
         for number, row in enumerate(self.moment.rows):
             if self.layout.kinds.get(row) == "square":
                 out[number * dim : (number + 1) * dim].clamp_(min=0)
-
-
-def of_length(length: int, found: object, who: str) -> torch.Tensor:
-    """A vector that a part of the user's has returned.
-
-    Raises:
-        UserError: if it is none of this length; `who` begins the message.
-    """
-    if isinstance(found, torch.Tensor) and found.shape == (length,):
-        return found
-    given = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
-    raise UserError(f"{who} {given}: expected a tensor of shape [{length}]")
-
-
-def moves(rows: torch.Tensor, start: torch.Tensor, num_finite: int) -> torch.Tensor:
-    """The difference; behind `num_finite` values, 0 also where both are equally infinite: a mask among the buffers."""
-    difference, end = rows - start, max(0, num_finite)
-    if end < len(rows):
-        difference[end:] = torch.where(rows[end:] == start[end:], 0, difference[end:])
-    return difference

@@ -4,10 +4,11 @@ import dataclasses
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, of_length
+from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
+from fedmpi.aggregation.words import of_length
 from fedmpi.comm.link import Slices
 
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, moves
+from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.layout import Moment
+from fedmpi.aggregation.words import moves
 from fedmpi.comm.link import Slices
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting

@@ -1,0 +1,56 @@
+"""Slices of rows that travel in a codec, and checks of what a part of the user's returns."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.comm.link import Reduce, Slices
+from fedmpi.ground.errors import UserError
+
+if TYPE_CHECKING:
+    from fedmpi.aggregation.base import Aggregation
+
+
+def reduce_words(aggregation: "Aggregation", codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
+    """`Aggregation.reduce_slices` where clients' words are read with their slices, and the results are written again."""
+    start, end = aggregation.start, aggregation.end_of_rows
+    # Clients know what was read of their differences; what all know of the mean must be the mean of these.
+    is_exact = "difference" in map(aggregation.layout.kinds.get, aggregation.moment.rows)
+
+    def write(values: torch.Tensor) -> torch.Tensor:
+        return of_length(len(values), codec.encode(values), f"{aggregation.called}: encode returned")
+
+    def read(words: torch.Tensor) -> torch.Tensor:
+        return of_length(len(words), codec.decode(words), f"{aggregation.called}: decode returned")
+
+    def of_words(words: Slices) -> torch.Tensor:
+        began = start[words.place].to(words[0].device)
+        result = reduce(Slices((read(each).add_(began) for each in words), words.place))
+        return result if is_exact else write(moves(result, began, end - words.place.start))
+
+    sent, written = [write(moves(rows, start, end)) for rows in aggregation.vectors()], write(start)
+    result = torch.empty_like(out if is_exact else written)
+    aggregation.link.exchange_slices(sent, of_words, result, written.dtype)
+    out.copy_(result if is_exact else read(result).add_(start))
+    aggregation.clamp_squares(out)
+
+
+def of_length(length: int, found: object, who: str) -> torch.Tensor:
+    """A vector that a part of the user's has returned.
+
+    Raises:
+        UserError: if it is none of this length; `who` begins the message.
+    """
+    if isinstance(found, torch.Tensor) and found.shape == (length,):
+        return found
+    given = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+    raise UserError(f"{who} {given}: expected a tensor of shape [{length}]")
+
+
+def moves(rows: torch.Tensor, start: torch.Tensor, num_finite: int) -> torch.Tensor:
+    """The difference; behind `num_finite` values, 0 also where both are equally infinite: a mask among the buffers."""
+    difference, end = rows - start, max(0, num_finite)
+    if end < len(rows):
+        difference[end:] = torch.where(rows[end:] == start[end:], 0, difference[end:])
+    return difference
