@@ -1,6 +1,6 @@
 """Slices of rows that travel in a codec, and checks of what a part of the user's returns."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -8,11 +8,8 @@ from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.comm.link import Reduce, Slices
 from fedmpi.ground.errors import UserError
 
-if TYPE_CHECKING:
-    from fedmpi.aggregation.base import Aggregation
 
-
-def reduce_words(aggregation: "Aggregation", codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
+def reduce_words(aggregation: Any, codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
     """`Aggregation.reduce_slices` where clients' words are read with their slices, and the results are written again."""
     start, end = aggregation.start, aggregation.end_of_rows
     # Clients know what was read of their differences; what all know of the mean must be the mean of these.
