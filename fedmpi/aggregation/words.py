@@ -10,7 +10,7 @@ from fedmpi.ground.errors import UserError
 
 
 def reduce_words(aggregation: Any, codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
-    """`Aggregation.reduce_slices` where clients' words are read with their slices, and the results are written again."""
+    """`Aggregation.reduce_slices` where clients' words are read with their slices, and results are written again."""
     start, end = aggregation.start, aggregation.end_of_rows
     # Clients know what was read of their differences; what all know of the mean must be the mean of these.
     is_exact = "difference" in map(aggregation.layout.kinds.get, aggregation.moment.rows)
