@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedmpi.algorithms.base import Algorithm
+    from fedmpi.runs.loop.part import Part
     from fedmpi.training.api import Run
 
 Choice = str | Mapping[str, Any]
@@ -52,6 +53,7 @@ class Arguments(RunSettings):
     config: Place | None = None
     on_round: Callback | None = None
     on_evaluation: Callback | None = None
+    parts: Sequence[Part] = ()
     comm: Any = None
     # Paths are texts in a run's settings, and may also be pathlib's here.
     data_dir: Place | None = None  # type: ignore[assignment]
@@ -105,6 +107,7 @@ def train(**settings: Any) -> Run:
             preset, config: as on the command line.
             on_round, on_evaluation: called on every rank after every round, and after every evaluation, with the
                 record of the round, a dict of numbers; the run ends if one returns True.
+            parts: list of `fedmpi.Part`s, which see every round and may add to its record.
             comm: an mpi4py communicator; default: COMM_WORLD.
 
     Returns:

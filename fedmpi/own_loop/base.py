@@ -472,7 +472,7 @@ class OwnLoop:
         """Everything of a round before its local step number `first_step`."""
         check_alone()
         if self._recorded:
-            self._recorded.begin_round()
+            self._recorded.begin_round(first_step)
         federation, self._works = self.federation, self.takes_part
         if self._works and not first_step:
             self._keep_private()

@@ -27,6 +27,7 @@ from fedmpi.ground.machine.devices import WORKSPACE, arithmetic_kept
 from fedmpi.ground.machine.memory import return_freed_memory
 from fedmpi.ground.text import Log
 from fedmpi.oracles.flat_module import give_own_memory
+from fedmpi.runs.loop.part import check_parts
 from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.runs.record import CLIENTS_KEY
 from fedmpi.tasks.datasets import classification_of
@@ -116,10 +117,12 @@ def run(settings: dict[str, typing.Any]) -> Run:
     settings = dict(settings)
     comm = settings.pop("comm", None)
     functions = {name: settings.pop(name, None) for name in ("on_round", "on_evaluation")}
+    parts = settings.pop("parts", ())
     timeout = settings.get("timeout")  # it is checked later; there are waits before
     link = open_link(comm, timeout if isinstance(timeout, int | float) and 0 < timeout < TIMEOUT else TIMEOUT)
     try:
         with _process_restored():
+            agree(link, lambda: check_parts(parts))
             given, objects = agree(link, lambda: _read(settings, functions))
             if isinstance(objects.get("model"), torch.nn.Module):
                 objects["model"] = _of_rank_0(link, objects["model"])
@@ -129,7 +132,7 @@ def run(settings: dict[str, typing.Any]) -> Run:
                 raise AgreedUserError(text, link.rank == 0)
             for note in config.notes if link.rank == 0 else ():
                 log.warning(note)
-            outcome, compared = baselines.train(config, link, Callbacks(**functions))
+            outcome, compared = baselines.train(config, link, Callbacks(**functions, parts=parts))
             model = outcome.make_model()
         has_one = config.run.private is None
         models = {} if has_one else _ClientModels(model, outcome.folder, sum(map(len, link.clients)))

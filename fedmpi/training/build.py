@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -40,14 +41,14 @@ from fedmpi.training.slow_steps import SlowSteps
 log = Log(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Job:
-    """One rank's part of a run, ready for its first step.
+    """One rank's part of a run: what the `STEPS` of `prepare` have made so far, for its first local step in the end.
 
     Attributes:
         config: the `Config`. link: the `Link`. context: the `RankContext`.
         task: the `LoadedTask`. flat: the model as a `FlatModule`. federation: the `Federation`.
-        num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
+        plan: its `Plan`. num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
         samplers: client -> its sampler, of the clients of this rank.
         threads_by: what has decided the number of threads, see `choose_threads`.
         threads: this number, if it has become a setting of the run; else None.
@@ -55,13 +56,14 @@ class Job:
 
     config: Config
     link: Link
-    context: RankContext
-    task: LoadedTask
-    flat: FlatModule
-    federation: Federation
-    num_rounds: int
-    num_batches: int
-    samplers: dict
+    context: RankContext = None
+    task: LoadedTask = None
+    flat: FlatModule = None
+    federation: Federation = None
+    plan: Plan = None
+    num_rounds: int = 0
+    num_batches: int = 0
+    samplers: dict = dataclasses.field(default_factory=dict)
     threads_by: str = ""
     threads: int | None = None
 
@@ -100,30 +102,53 @@ def read_config(arguments, link, objects=None, below=()):
     return config
 
 
-def prepare(config, link):
-    """Everything of a run up to its first step: a `Job`.
+def prepare(config, link, until=None):
+    """A `Job` that is ready for its first step; or as far as it is before the step `until`, one of `STEPS`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).
     """
-    run = config.run
+    job = Job(config, link)
+    for step in itertools.takewhile(lambda step: step is not until, STEPS):
+        step(job)
+    return job
+
+
+def take_machine(job):
+    """The ranks as they were started; threads, arithmetic, and how sums are made."""
+    run, link = job.config.run, job.link
     agree(link, lambda: check_launch(link, run.ranks))
     agree(link, check_alone)
     keep_freed_memory()
-    threads_by, threads = _take_threads(run, link)
+    job.threads_by, job.threads = _take_threads(run, link)
     set_arithmetic(run.tf32, run.deterministic)
     link.transport = run.transport
     if run.on_loss == "continue":
         agree(link, lambda: _check_survival(run))
         link.transport = "allreduce"  # the others' shared memory would be waited for
-    context = agree(link, lambda: rank_context(run, link))
-    warn_if_shared(link, context.device)
-    bind_to_near_cores(context.device, link)
-    link.watch(run.timeout, spread(context.num_clients, link.size))
+
+
+def take_place(job):
+    """Which clients this rank has, and its device; from now on, the ranks notice who is missing."""
+    run, link = job.config.run, job.link
+    job.context = agree(link, lambda: rank_context(run, link))
+    warn_if_shared(link, job.context.device)
+    bind_to_near_cores(job.context.device, link)
+    link.watch(run.timeout, spread(job.context.num_clients, link.size))
+
+
+def load_task(job):
+    """The data of this rank's clients."""
+    config, link, context = job.config, job.link, job.context
     check_common_files(link, config.task, context)
-    task = agree(link, lambda: config.task.load(context, config.partition))
-    agree(link, lambda: task.synchronise(link))
-    flat = agree(link, lambda: build_model(config, context, task))
+    job.task = agree(link, lambda: config.task.load(context, config.partition))
+    agree(link, lambda: job.task.synchronise(link))
+
+
+def make_model(job):
+    """The model, with equal values and equal code on all ranks."""
+    config, link, run = job.config, job.link, job.config.run
+    job.flat = flat = agree(link, lambda: build_model(config, job.context, job.task))
     has_frozen = not all(parameter.requires_grad for parameter in flat.module.parameters())
     if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
         if link.size > 1:
@@ -134,24 +159,45 @@ def prepare(config, link):
         flat.module,
         "may not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
     )
-    check_same_code(link, _code_of(config, flat, task), run.may_differ)
-    has_norm = any(isinstance(part, _BatchNorm) for part in flat.module.modules())
+    check_same_code(link, _code_of(config, flat, job.task), run.may_differ)
+
+
+def plan_rounds(job):
+    """Minibatches, local steps and rounds."""
+    link, run, context = job.link, job.config.run, job.context
+    has_norm = any(isinstance(part, _BatchNorm) for part in job.flat.module.modules())
     last = LastBatch(run.last_batch, least=2 if has_norm else 1)
-    samplers = agree(link, lambda: {client: _sampler(run, task, context, client, last) for client in context.clients})
-    plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))
+
+    def samplers():
+        return {client: _sampler(run, job.task, context, client, last) for client in context.clients}
+
+    job.samplers = agree(link, samplers)
+    job.plan, job.num_rounds, job.num_batches = agree(link, lambda: _plan(run, link, context, job.task, job.samplers))
+
+
+def try_model(job):
+    """One pass with a minibatch, forwards and backwards, and the metrics, before anything is written."""
+    config, link, task, flat = job.config, job.link, job.task, job.flat
     if config.task.has_model:
-        note = agree(link, lambda: try_training(config, flat, task, samplers))
+        note = agree(link, lambda: try_training(config, flat, task, job.samplers))
         if note and link.rank == 0:
             log.warning(note)
         try_metrics(flat, task, link)
     try_goal(config, flat, task, link)
-    oracles = agree(link, lambda: _oracles(config, task, flat, samplers))
-    private = agree(link, lambda: private_parts(run, task, flat))
+
+
+def make_federation(job):
+    """The clients with their oracles, and the server."""
+    config, link, task, flat = job.config, job.link, job.task, job.flat
+    oracles = agree(link, lambda: _oracles(config, task, flat, job.samplers))
+    private = agree(link, lambda: private_parts(config.run, task, flat))
     parameters = (flat.buffer_parts, flat.names, flat.shapes)
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
-    parts = (config.sending, SlowSteps(link, context.device))
-    federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
-    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by, threads)
+    parts = (config.sending, SlowSteps(link, job.context.device))
+    job.federation = agree(link, lambda: Federation(config.algorithm, link, oracles, job.plan, variables, *parts))
+
+
+STEPS = (take_machine, take_place, load_task, make_model, plan_rounds, try_model, make_federation)
 
 
 def _code_of(config, flat, task):

@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedmpi.comm.agreement import agree
 from fedmpi.config.run import read_condition
 from fedmpi.ground.errors import UserError
+from fedmpi.runs.loop.part import OwnPart, Part
 from fedmpi.runs.record import HELD_OUT
 
 _COMPARISONS = {
@@ -24,10 +25,12 @@ class Callbacks:
     Attributes:
         on_round: called on every rank after every round with its record, a dict of numbers.
         on_evaluation: the same, after the rounds in which the model is evaluated; the record contains the metrics.
+        parts: of a program's own, see `fedmpi.Part`.
     """
 
     on_round: Callable | None = None
     on_evaluation: Callable | None = None
+    parts: Sequence[Part] = ()
 
 
 def _is_true(value):
@@ -88,7 +91,7 @@ class _Watch:
     round: int = 0
 
 
-class EarlyStopping:
+class EarlyStopping(OwnPart):
     """Decides after every round whether the run ends there. Collective: all ranks agree.
 
     Args:
@@ -104,12 +107,28 @@ class EarlyStopping:
         self._condition = None if run.stop is None else read_condition(run.stop)
         self._patience, self._goal, self._link, self._callbacks = run.patience, goal, link, callbacks
         self._watches = {"": _Watch()} if not num_clients else {f"/{client}": _Watch() for client in range(num_clients)}
+        self._may_end = bool(self._condition or self._patience or callbacks.on_round or callbacks.on_evaluation)
         self.reason = ""
 
     @property
     def ended(self):
         """Number of each client that has ended by itself -> the round."""
         return {int(name[1:]): watch.round for name, watch in self._watches.items() if name and watch.round}
+
+    @property
+    def has_ended(self):
+        """Whether metrics have ended the run, or all clients' parts of it: also if it goes on from a checkpoint."""
+        return all(watch.round for watch in self._watches.values())
+
+    def go_on(self):
+        """Look at metrics anew, of a run that has ended and is asked for more rounds."""
+        for watch in self._watches.values():
+            watch.round = watch.num_worse = 0
+
+    def after_round(self, now):
+        """Let the round be the last one if the run ends there."""
+        if self._may_end and self.after(now.record, now.metrics):
+            now.is_last = True
 
     def after(self, record, metrics):
         """Whether the run ends after a round, of which these are the record and the `Metrics` ({}: not evaluated).
@@ -155,7 +174,7 @@ class EarlyStopping:
                 reason = self._reason(watch, record, metric, sign * record.get(metric, math.nan))
             watch.round = record["round"] if reason else 0
             reasons.append(reason)
-        if all(watch.round for watch in self._watches.values()):
+        if self.has_ended:
             rounds = ", ".join(str(watch.round) for watch in self._watches.values())
             self.reason = reasons[0] if "" in self._watches else f"each client by its own metrics, after round {rounds}"
 

@@ -16,7 +16,8 @@ class Evaluation:
     """Evaluates the models of one run. Collective on the job's link.
 
     Args:
-        job: the `Job`. own_results: its `OwnResults`, or None if clients have no layers of their own.
+        job: the `Job`, without its federation if a model is only measured.
+        own_results: its `OwnResults`, or None if clients have no layers of their own.
 
     Attributes:
         is_partial: whether models are evaluated on a part of the data before the run's end; equal on all ranks.
@@ -41,8 +42,9 @@ class Evaluation:
 
     def _task_at_end(self):
         """On all test data; on all training data, too, if the gradients of the run passed over them `PASSES` times."""
-        is_long = self._job.federation.num_gradients >= PASSES * self._job.num_batches
-        return self._job.task if is_long else self._all_tests
+        job = self._job
+        is_long = not self.is_partial or job.federation.num_gradients >= PASSES * job.num_batches
+        return job.task if is_long else self._all_tests
 
     @torch.no_grad()
     def __call__(self, x, buffers, number, whole=False, settled=()):
@@ -62,11 +64,11 @@ class Evaluation:
         job = self._job
         job.flat.check()
         job.flat.point_at(x, buffers.clone())  # a copy: a module may write to its buffers even in evaluation mode
-        # The model that is saved has the integer buffers of this rank's first client.
-        job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])
+        if job.federation:  # the model that is saved has the integer buffers of this rank's first client
+            job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])
         job.flat.module.eval()
         task, federation = self._task_at_end() if whole else self._part, job.federation
-        if federation.private:
+        if federation and federation.private:
             clients = federation.clients
             own = {client.index: self._own_results.of(client, client.index in settled) for client in clients}
             task.visit = lambda client: job.flat.point_at(*own[client])

@@ -1,8 +1,8 @@
 """One training run: rounds, evaluations, records, checkpoints, the result. Rank 0 records, prints and saves."""
 
-import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 import time
@@ -11,17 +11,21 @@ from collections.abc import Callable
 import torch
 
 from fedmpi.comm.agreement import agree, allgather_lines, share
-from fedmpi.comm.job.replicas import check_replicas, check_result
-from fedmpi.comm.job.signals import StopSignals, stopping_signal
+from fedmpi.comm.job.replicas import check_replicas
+from fedmpi.comm.job.signals import StopSignals
 from fedmpi.config.resume import AUTO
-from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped, UserError
-from fedmpi.ground.files.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
+from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped
+from fedmpi.ground.files.run_files import RECORDS, find_checkpoints, is_complete
 from fedmpi.ground.registry import command_name
 from fedmpi.ground.text import Log
 from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manifest
-from fedmpi.runs.checkpoints.writer import Checkpoints
+from fedmpi.runs.checkpoints.writer import CheckpointRule, Checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.part import Now
+from fedmpi.runs.loop.records import Records
+from fedmpi.runs.loop.run import Loop, Run
+from fedmpi.runs.loop.saving import Saving, Stopping
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
@@ -31,16 +35,8 @@ from fedmpi.training.data_account import account_for_data
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.own_results import OwnResults
-from fedmpi.training.records import Records
-from fedmpi.training.result import (
-    ResultRule,
-    closing_table,
-    complete_run,
-    save,
-    save_clients,
-    save_selected,
-    trained_module,
-)
+from fedmpi.training.parts import Completing, Dealing, Evaluating, EvaluatingAtEnd, Replicas, Result
+from fedmpi.training.result import ResultRule, save_selected, trained_module
 
 log = Log(__name__)
 
@@ -93,13 +89,13 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
             _survive(job)
         recorder, folder, identity = _open(job)
         try:
-            records = Records(job, folder, recorder)
-            check = (lambda: check_replicas(job.federation)) if config.run.check_replicas else (lambda: None)
-            checkpoints = Checkpoints(job, folder, identity, records.recorder, check)
+            started = []  # seconds before the first round
+            training = _assemble(job, recorder, folder, identity, callbacks, signals, lambda: started[0])
+            checkpoints = training.checkpoints
             link.can_be_resumed(
                 lambda: f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
             )
-            return _run(job, recorder, records, checkpoints, callbacks, began, signals)
+            return _go(job, recorder, training, lambda: started.append(time.perf_counter() - began))
         finally:
             if recorder is not None:
                 recorder.close()
@@ -140,97 +136,154 @@ def _make_recorder(job):
     return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}", begins_anew), job.num_rounds, trackers)
 
 
-class _Progress:
-    """The loop's own state, which a checkpoint contains: the clocks, the last metrics, and what may end it early.
+@dataclasses.dataclass
+class _Training:
+    """What a training run consists of, besides its `Job`: the `Run`, its `Loop`, and the parts that others ask."""
 
-    Attributes:
-        early_stopping: the `EarlyStopping`. metrics: of the last evaluation. start_seconds: of the program before its
-            first round.
-    """
-
-    def __init__(self, early_stopping):
-        self.early_stopping = early_stopping
-        self._began, self.evaluation_seconds = time.perf_counter(), 0.0
-        self.metrics, self.start_seconds = {}, 0.0
-
-    @property
-    def seconds(self):
-        """Wall time since the beginning of the run, without the time between a stop and its resumption."""
-        return time.perf_counter() - self._began
-
-    @contextlib.contextmanager
-    def evaluating(self):
-        """A context whose time counts as evaluation."""
-        before = time.perf_counter()
-        yield
-        self.evaluation_seconds += time.perf_counter() - before
-
-    def state(self):
-        """Name -> number, for a checkpoint."""
-        clocks = {"seconds": self.seconds, "evaluation_seconds": self.evaluation_seconds}
-        metrics = {f"metrics/{name}": value for name, value in self.metrics.items()}
-        return clocks | self.early_stopping.state() | metrics
-
-    def restore(self, state):
-        """Take what `state` gave; raises `UserError` if it is something else."""
-        names = ("seconds", "evaluation_seconds", *self.early_stopping.state())
-        if missing := [name for name in names if not isinstance(state.get(name), int | float)]:
-            raise UserError(f"the checkpoint's {SERVER_STATE}: has no {missing[0]}: expected what fedmpi wrote")
-        self._began = time.perf_counter() - state["seconds"]
-        self.evaluation_seconds = state["evaluation_seconds"]
-        self.early_stopping.restore(state)
-        self.metrics = {name[len("metrics/") :]: state[name] for name in state if name.startswith("metrics/")}
+    run: Run
+    loop: Loop
+    records: Records
+    checkpoints: Checkpoints
+    early: EarlyStopping
+    at_end: EvaluatingAtEnd
+    result: Result
 
 
-def _run(job, recorder, records, checkpoints, callbacks, began, signals):
+def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds):
+    """The `_Training`. `start_seconds`: function without arguments: those before the first round. Collective."""
+    settings, federation, task = job.config.run, job.federation, job.task
+    records = Records(
+        recorder, lambda lock: Recorder(lock, job.num_rounds, make_trackers(settings.track)), job.settings
+    )
+    run = Run(
+        link=job.link,
+        federation=federation,
+        flat=job.flat,
+        clients=job.context.clients,
+        num_clients=job.context.num_clients,
+        num_rounds=job.num_rounds,
+        settings={**job.config.resolved, "clients": job.context.num_clients},
+        folder=folder,
+        identity=identity,
+        recorder=records.recorder,
+        record=lambda loss: _record(job, run, loss),
+        state=federation.state,
+        restore=federation.restore,
+        evaluations_decide=settings.result == "best" or settings.stop is not None or settings.patience is not None,
+    )
+    records.open(run)
+    own = OwnResults(federation, settings, task.goal)
+    num_alone = job.context.num_clients if federation.private.is_everything else 0
+    early = EarlyStopping(settings, task.goal, job.link, callbacks, num_alone)
+    rule = ResultRule(settings.result, job.num_rounds, settings.seed, task.goal, own)
+    evaluation = Evaluation(job, own)
+    evaluating = Evaluating(job, evaluation, run.clock, early)
+    at_end, result = EvaluatingAtEnd(evaluating), Result(job, rule, evaluation, early)
+    when = CheckpointRule(
+        settings.checkpoint_every,
+        settings.checkpoint_minutes,
+        settings.checkpoint_keep,
+        settings.checkpoint_clients,
+    )
+    check = (lambda: check_replicas(federation)) if settings.check_replicas else (lambda: None)
+    checkpoints = Checkpoints(run, when, lambda: loop.state(), check)
+
+    def describe(now):
+        facts = {"data": task.reading} if task.reading else {}
+        facts |= {"evaluated on": evaluation.describe()}
+        facts |= {"start-up": f"{start_seconds():.2f} s before the first round"}
+        facts |= {"ended early": early.reason} if early.reason else {}
+        return rule.describe(federation.selected), facts
+
+    loop = Loop(
+        run,
+        [
+            Dealing(task),
+            Replicas(federation, settings.check_replicas),
+            evaluating,
+            result,
+            early,
+            *callbacks.parts,
+            at_end,
+            records,
+            Saving(checkpoints),
+            Stopping(signals, lambda signal: _stop(run, checkpoints, signal)),
+            Completing(job, describe),
+        ],
+    )
+    return _Training(run, loop, records, checkpoints, early, at_end, result)
+
+
+def _go(job, recorder, training, began):
     """The whole run, from its start or a checkpoint to its `Trained`. Collective."""
-    run, link = job.config.run, job.link
-    own = OwnResults(job.federation, run, job.task.goal)
-    num_alone = job.context.num_clients if job.federation.private.is_everything else 0
-    progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks, num_alone))
-    rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal, own)
+    link, run = job.link, training.run
     position = 0
-    if run.resume not in (None, AUTO):
-        position, complete_in = _resume(job, recorder, checkpoints, progress, rule)
+    if job.config.run.resume not in (None, AUTO):
+        position, complete_in = _resume(job, recorder, training)
         if complete_in is not None:
-            return _outcome(job, checkpoints.folder, complete_in)
+            return _outcome(job, run.folder, complete_in)
     agree(link, lambda: recorder and recorder.begin(job.settings, position, job.federation.round_index))
     _survive(job)  # a resumed run only now: another rank 0 would append to records that go beyond the checkpoint
-    account_for_data(job, records.recorder())
+    account_for_data(job, training.records.recorder())
     _warn_of_choice(job)
     if recorder and job.task.reading:
         print(f"data: {job.task.reading}", flush=True)
     if recorder:
         recorder.write(job.task.write_split)
-    evaluation = Evaluation(job, own)
-    progress.start_seconds = time.perf_counter() - began
+    training.loop.begin()
+    began()
     try:
-        _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals)
-        return _finish(job, records, checkpoints, progress, rule, evaluation)
+        now = _run_rounds(training)
+        training.loop.end(now)
     except Diverged as met:
-        samples = allgather_lines(link, filter(None, [job.task.why_not_finite()]))
-        error = Diverged("; ".join([str(met), *samples[:1]]))
-        checkpoints.finish()
-        recorder = records.recorder()
-        if recorder is None:
-            raise error from None
-        recorder.diverged(str(error))
-        notes = [f"{save_selected(job, recorder)} is the best model so far"] if job.federation.selected else []
-        notes += [f"the last checkpoint is that of round {checkpoints.done}"] if checkpoints.done else []
-        raise Diverged("; ".join([str(error), *notes])) from None
+        raise _diverged(job, training, met) from None
+    samples = _num_samples(job, training.early)
+    outcome = _outcome(job, run.folder, metrics=now.metrics)
+    return dataclasses.replace(outcome, samples=samples, cross_site=training.result.crossed)
 
 
-def _resume(job, recorder, checkpoints, progress, rule):
+def _run_rounds(training):
+    """The start, unless the run was resumed, and all rounds that are left; returns the last `Now`."""
+    run, loop, federation = training.run, training.loop, training.run.federation
+    if federation.round_index == 0:
+        federation.start()
+    now = Now(run, math.nan)
+    now.metrics = now.recorded = training.at_end.metrics  # of a run that was killed after its last round
+    now.is_last = federation.round_index >= run.num_rounds or training.early.has_ended
+    while not now.is_last:
+        loop.before_round()
+        now = loop.after_round(federation.run_round(loop.request))
+        run.link.enter(f"the checkpoint after round {now.round}")
+        loop.after_parts(now)
+    return now
+
+
+def _diverged(job, training, met):
+    """The error of a run that has diverged, and what is left of it. Collective."""
+    samples = allgather_lines(job.link, filter(None, [job.task.why_not_finite()]))
+    error = Diverged("; ".join([str(met), *samples[:1]]))
+    training.checkpoints.finish()
+    recorder, done = training.records.recorder(), training.checkpoints.done
+    if recorder is None:
+        return error
+    recorder.diverged(str(error))
+    notes = [f"{save_selected(job, recorder)} is the best model so far"] if job.federation.selected else []
+    notes += [f"the last checkpoint is that of round {done}"] if done else []
+    return Diverged("; ".join([str(error), *notes]))
+
+
+def _resume(job, recorder, training):
     """(where a restored run's records end in metrics.jsonl, its folder if it is complete or None). Collective."""
     folder, is_finished, rounds = share(job.link, lambda: _find_run(job, recorder))
-    state, manifest = checkpoints.restore() if rounds or not is_finished else ({}, None)
+    state, manifest = training.checkpoints.restore() if rounds or not is_finished else ({}, None)
     if is_finished:
         if recorder:
             number = recorder.last_round()
             print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
         return 0, folder
-    agree(job.link, lambda: progress.restore(state))
-    agree(job.link, lambda: rule.check(job.federation))
+    agree(job.link, lambda: training.loop.restore(state))
+    if training.early.has_ended and manifest["rounds"] != job.num_rounds:
+        training.early.go_on()
     if recorder:
         print(f"{folder}: continuing after round {manifest['round']}", flush=True)
     return manifest["records"], None
@@ -265,120 +318,33 @@ def _warn_of_choice(job):
         log.warning(f"{choice} by {job.task.goal[0]} on the test set, {hint}")
 
 
-def _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals):
-    """The start, unless the run was resumed, and all rounds that are left."""
-    federation, run, link = job.federation, job.config.run, job.link
-    every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
-    if federation.round_index == 0:
-        federation.start()
-    is_last = federation.round_index >= job.num_rounds
-    while not is_last:
-        job.task.begin_round(federation.round_index)
-        loss = federation.run_round(lambda: signals.bits | checkpoints.request())
-        number, evaluated = federation.round_index, {}
-        if run.check_replicas and number % run.check_replicas == 0:
-            check_replicas(federation)
-        is_last = number == job.num_rounds
-        if number % every == 0 or is_last:
-            evaluated = _evaluate(job, progress, evaluation, whole=is_last)
-        rule.consider(federation, evaluated, progress.early_stopping.ended)
-        record = _record(job, loss, progress)
-        if progress.early_stopping.after(record, evaluated) and not is_last:
-            is_last = True
-            evaluated = _evaluate(job, progress, evaluation, whole=True)
-            record = _record(job, loss, progress)
-        records.round(record, evaluated)
-        link.enter(f"the checkpoint after round {number}")
-        checkpoints.after_round(progress.state)
-        signal = stopping_signal(federation.requests)
-        if signal and not is_last:
-            _stop(job, records.recorder(), checkpoints, progress, signal)
-
-
-def _evaluate(job, progress, evaluation, whole):
-    """Metrics of the current averaged model, which `progress` remembers. Collective."""
-    federation = job.federation
-    job.link.enter(f"the evaluation after round {federation.round_index}")
-    with progress.evaluating():
-        x, buffers, ended = federation.server.x, federation.store.buffers, progress.early_stopping.ended
-        metrics = evaluation(x, buffers, federation.round_index, whole, ended)
-    progress.metrics = metrics
-    return metrics
-
-
-def _record(job, loss, progress):
+def _record(job, run, loss):
     """The amounts and the loss of the last round, see `fedmpi.runs.record`."""
     federation = job.federation
     return {
         "round": federation.round_index,
         "iteration": federation.server.iteration,
         "loss": loss,
-        "seconds": progress.seconds,
+        "seconds": run.clock.seconds,
         "local_seconds": federation.seconds["local"],
         "communication_seconds": federation.seconds["communication"],
-        "evaluation_seconds": progress.evaluation_seconds,
+        "evaluation_seconds": run.clock.evaluating,
         "bytes": job.link.traffic.nbytes,
         "gradients": federation.num_gradients,
         **federation.facts(),
     }
 
 
-def _stop(job, recorder, checkpoints, progress, signal):
+def _stop(run, checkpoints, signal):
     """Write a checkpoint and raise `Stopped`."""
-    number = job.federation.round_index
-    is_written = checkpoints.write_now(progress.state)
-    where = f"--resume {recorder.folder}" if recorder else ""
+    number, recorder = run.federation.round_index, run.recorder()
+    is_written = checkpoints.write_now()
+    where = f"--resume {run.folder}" if recorder else ""
     if not is_written:
-        last = (
-            f"the last checkpoint is that of round {checkpoints.done}" if checkpoints.done else "there is no checkpoint"
-        )
+        done = checkpoints.done
+        last = f"the last checkpoint is that of round {done}" if done else "there is no checkpoint"
         raise AgreedUserError(f"stopped after round {number} by {signal}; {last}", recorder is not None)
     raise Stopped(f"stopped after round {number} by {signal}; to continue: {where}")
-
-
-def _finish(job, records, checkpoints, progress, rule, evaluation):
-    """Save the result, print the closing table, and write the last checkpoint."""
-    federation, metrics = job.federation, progress.metrics
-    if job.config.run.check_replicas:
-        check_replicas(federation)
-    selected = federation.selected
-    job.link.enter("the end")
-    if selected is not None and selected.round != federation.round_index:
-        metrics = evaluation(selected.x, selected.buffers, selected.round, whole=True)
-    own = rule.own_results
-    if own.are_kept:
-        everyone = range(job.context.num_clients)
-        metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, True, everyone)
-    crossed = cross_site.measure(job, own) if job.config.run.cross_site and federation.private else {}
-    problem = None
-    try:
-        agree(job.link, lambda: save_clients(job, checkpoints.folder, own))
-    except AgreedUserError as error:  # the model is saved all the same
-        problem = error
-    _on_rank_0(job.link, lambda: save(job, records.recorder()))
-    try:
-        agree(job.link, lambda: rule.check_selected(selected))
-    except AgreedUserError as error:
-        problem = problem or error
-    if problem is not None:
-        raise problem
-    if records.recorder() is not None and (crossed or metrics is not progress.metrics):
-        records.recorder().result(metrics, cross_site.tables(job, crossed))
-    checkpoints.write_now(progress.state)
-    job.link.barrier()  # all ranks have come to the end: only now does the run look complete
-    _on_rank_0(job.link, lambda: complete_run(records.recorder()))
-    check_result(federation)
-    recorder = records.recorder()
-    if recorder is not None:
-        recorder.close()
-        facts = {"data": job.task.reading} if job.task.reading else {}
-        facts |= {"evaluated on": evaluation.describe()}
-        facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
-        facts |= {"ended early": progress.early_stopping.reason} if progress.early_stopping.reason else {}
-        result = f"{rule.describe(selected)}, in {recorder.folder}"
-        print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
-    samples = _num_samples(job, progress.early_stopping)
-    return dataclasses.replace(_outcome(job, checkpoints.folder, metrics=metrics), samples=samples, cross_site=crossed)
 
 
 def _num_samples(job, early_stopping):
@@ -389,14 +355,6 @@ def _num_samples(job, early_stopping):
         ended = early_stopping.ended.get(client.index, job.federation.round_index)
         total += client.num_draws * of_pass * ended / job.federation.round_index
     return float(job.link.allgather([total]).sum())
-
-
-def _on_rank_0(link, action):
-    """`agree` on an action of rank 0; again on the next rank if that one is lost. Collective."""
-    done_by = None
-    while done_by != link.members:
-        done_by = link.members
-        agree(link, action)
 
 
 def _outcome(job, folder, complete_in=None, metrics=None):

@@ -94,9 +94,9 @@ def die_at(step):
     """Make this process kill itself before the `step`th call that writes, counted from its second checkpoint on."""
     calls, usual = [-math.inf], Checkpoints.begin
 
-    def begin(checkpoints, own):
+    def begin(checkpoints):
         calls[0] = max(calls[0], 0) if checkpoints.done else calls[0]
-        usual(checkpoints, own)
+        usual(checkpoints)
 
     def counted(function):
         def call(*arguments, **options):

@@ -20,7 +20,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_regular
 from fedmpi.ground.files.run_files import SETTINGS
 from fedmpi.ground.text import short, table
-from fedmpi.training.build import prepare, read_config
+from fedmpi.training.build import make_federation, prepare, read_config
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.result import MOST_CELLS, metric_lines
 
@@ -56,7 +56,7 @@ def _run(arguments, link):
         show(link, config)
         return
     agree(link, lambda: _check(config))
-    job = prepare(config, link)
+    job = prepare(config, link, until=make_federation)
     metrics = Evaluation(job)(job.flat.x, job.flat.buffers, 0, whole=True)
     show(link, _report(job, metrics) if link.rank == 0 else "")
 
