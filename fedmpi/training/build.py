@@ -35,7 +35,6 @@ from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, model_class, try_goal, try_metrics, try_training
-from fedmpi.training.slow_steps import SlowSteps
 
 log = Log(__name__)
 
@@ -149,8 +148,7 @@ def prepare(config, link):
     private = agree(link, lambda: private_parts(run, task, flat))
     parameters = (flat.buffer_parts, flat.names, flat.shapes)
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
-    parts = (config.sending, SlowSteps(link, context.device))
-    federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
+    federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, config.sending))
     return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by, threads)
 
 

@@ -102,18 +102,6 @@ def work_since_start(cores):
     return max(0.0, work - worked) / (now - began), idle
 
 
-def seconds_without_core():
-    """How long the threads of this process have been ready to run and had no core, added up; None if unknown.
-
-    Linux counts it, also the time for which a control group's quota is used up.
-    """
-    found = []
-    for path in pathlib.Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
-            found.append(int(path.read_text(encoding="ascii").split()[1]))  # ns; whole numbers add up without rounding
-    return sum(found) / 1e9 if found else None
-
-
 def choose_threads(link, given=None, by_load=True):
     """(number of threads for this rank, what has decided it as text; "" for its share of all cores).
 
