@@ -9,7 +9,6 @@ from fedmpi.config.build import CHOICES, Config, read_command_line
 from fedmpi.config.foreign_names import table
 from fedmpi.config.layers import read_layers
 from fedmpi.config.run import RunSettings
-from fedmpi.federation import costs
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
 
@@ -247,7 +246,7 @@ def test_help_and_lists():
     assert "--algorithm.server_step_size" in text
     assert "η_g" in text
     assert "q, local steps between two averages" in text
-    assert read_command_line(["--list", "algorithms"]) == costs.table()
+    assert "fafed  " in read_command_line(["--list", "algorithms"])
     assert "even" in read_command_line(["--list", "partitions"])
 
 
