@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.solo import SoloLink
@@ -152,8 +152,8 @@ class LoadedOwnTask(LoadedTask):
             raise UserError(f"{given}: expected {', '.join(map(repr, OUTPUTS))}, or None")
         self.goal, self.num_classes, self.default_model = task.goal, task.num_classes, task.default_model
         number = context.num_clients
-        self._train = {k: _checked(task.train(k, number), f"train({k})") for k in context.clients}
-        self._test = _checked(task.test(), "test()", may_lack=True)
+        self._train = {k: checked(task.train(k, number), f"train({k})") for k in context.clients}
+        self._test = checked(task.test(), "test()", may_lack=True)
         self._tests_of_clients = [_own_test(task, client, number) for client in context.clients]
         self.has_own_tests = type(task).test_of is not Task.test_of
         self._form = {"kind": task.outputs or "scores"}  # of outputs, see `Answers`
@@ -651,22 +651,22 @@ def _is_finite(value):
 
 def _own_test(task, client, num_clients):
     """The `_Part` of a client's own test data, or None."""
-    dataset = _checked(task.test_of(client, num_clients), f"test_of({client})", may_lack=True)
+    dataset = checked(task.test_of(client, num_clients), f"test_of({client})", may_lack=True)
     return None if dataset is None else _Part(dataset, f"test data of client {client}")
 
 
-def _checked(dataset, name, may_lack=False):
+def checked(dataset, name, may_lack=False):
     """A user's Dataset; `may_lack`: whether it may be None, or empty."""
     if dataset is None and may_lack:
         return None
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length")
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length and items by number")
     try:
         length = len(dataset)
     except Exception as error:  # noqa: BLE001  the user's; Python says what is wrong with lengths below 0
         raise UserError(f"{name}: has no length: {short(error)}") from None
     if not length and not may_lack:
-        raise UserError(f"{name}: the client has no sample")
+        raise UserError(f"{name}: has no items")
     return dataset
 
 
