@@ -26,8 +26,7 @@ from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.algorithms.fafed import FAFED
-from fedmpi.config.foreign_names import OF_FAFED, our_name, similar
+from fedmpi.config.foreign_names import our_name, similar
 from fedmpi.config.grammar import (
     FLAGS,
     SHORT,
@@ -178,8 +177,6 @@ def _choose_stages(text):
 
 def _texts(assignments, settings, classes):
     """Key -> text of the assignments that are not choices of a class."""
-    if issubclass(classes["algorithm"], FAFED):
-        assignments = [(key, text) for key, text in assignments if key in settings or OF_FAFED.get(key) != text]
     names = {
         key: find_key(key, settings)
         for key in dict.fromkeys(key for key, _ in assignments if key not in (*CHOICES, STAGES))
@@ -204,12 +201,6 @@ def _unknown(key, settings, classes, others):
         raise UserError(f"unknown setting {key}{similar(key, every)}; --help lists them{others}")
     if classes[group] is None:
         raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME){others}")
-    if key in OF_FAFED and issubclass(classes["algorithm"], FAFED):
-        oracle = "" if classes["algorithm"].oracle is None else f" --oracle {classes['algorithm'].oracle}"
-        raise UserError(
-            f"unknown setting {key}: always the paper's now, {OF_FAFED[key]}; for another value, begin a new run with "
-            f"--algorithm fafed_code{oracle} (in a settings file, change the algorithm's name){others}"
-        )
     known_here = [setting.removeprefix(f"{group}.") for setting in settings if setting.startswith(f"{group}.")]
     has = f"{group} {command_name(classes[group])} has {', '.join(known_here) or 'no settings'}"
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")

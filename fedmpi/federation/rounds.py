@@ -20,7 +20,6 @@ from fedmpi.federation.passage import Passage
 from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import check_parts, copied, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate
-from fedmpi.federation.work_clock import WorkClock
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.ground.registry import command_name
 from fedmpi.ground.text import Log
@@ -67,7 +66,7 @@ class Federation:
         present: set of the clients that took part in the previous round; all of them before round 0.
         lost: frozenset of the clients whose ranks are lost; they are absent from every round.
         num_gradients: evaluated so far by all clients of all ranks. num_reported: of this rank's, those that are in it.
-        seconds: of this rank, in "local" steps and in "communication" (waiting included). worked: the `WorkClock`.
+        seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that `select` remembered, or None.
         left_out: clients that are left out of the current round, or were of the last one (`Sending.faulty`).
         num_left_out: how many were so far, in all rounds. leaves_out: whether `Sending.faulty` is "leave_out".
@@ -91,7 +90,7 @@ class Federation:
         self.present = set(range(plan.num_clients))
         self.round_index = 0
         self.num_gradients, self.num_reported = 0, 0
-        self.seconds, self.worked = {"local": 0.0, "communication": 0.0}, WorkClock()
+        self.seconds, self._began = {"local": 0.0, "communication": 0.0}, 0.0
         self.selected = None
         self.requests, self._request = 0, int
         self._exchange, self._moment, self._losses = None, None, None  # of the current exchange
@@ -171,7 +170,7 @@ class Federation:
 
     def begin_exchange(self, exchange, number):
         """Begin one exchange of a round; returns the `Client`s of this rank that take part."""
-        self.worked.begin()
+        self._began = time.perf_counter()
         current, store = self.server.round, self.store
         weights = self.plan.weights_in(current, exchange.alone)
         self.link.enter(f"the local steps of {current}")
@@ -260,8 +259,8 @@ class Federation:
             RanksLost: on all ranks that are left, if others were lost since the round began.
         """
         self._losses.collect()
-        self.seconds["local"] += self.worked.end()
         began, gradients = time.perf_counter(), sum(client.num_gradients for client in self.clients)
+        self.seconds["local"] += began - self._began
         report = self.reports.exchange(self._losses, gradients - self.num_reported, self._request(), self.round_index)
         self.num_reported = gradients
         self._check_lost()

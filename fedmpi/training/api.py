@@ -30,8 +30,7 @@ from fedmpi.oracles.flat_module import give_own_memory
 from fedmpi.runs.loop.part import check_parts
 from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.runs.record import CLIENTS_KEY
-from fedmpi.tasks.datasets import classification_of
-from fedmpi.tasks.targets import KINDS, task_of
+from fedmpi.tasks.datasets import KINDS, task_of
 from fedmpi.training import baselines
 from fedmpi.training.build import read_config
 from fedmpi.training.early_stopping import Callbacks
@@ -208,12 +207,12 @@ def _read(settings, functions):
             raise UserError(f"{name}: expected only beside data = [one Dataset per client]")
         values |= {} if data is None else {"data": data}
         task = settings.get("task")
-        if (name := task.get("name") if isinstance(task, Mapping) else task) in tuple(KINDS):
+        if (name := task.get("name") if isinstance(task, Mapping) else task) in [*KINDS][1:]:
             raise UserError(f"task {name}: expected data = [one Dataset per client] beside it")
     elif not callable(data) and (isinstance(data, Mapping) or not hasattr(data, "__getitem__")):
         raise UserError(f"data is a {type(data).__name__}: expected a name, a path, or one Dataset per client")
     else:
-        objects["task"] = _task_of(settings.pop("task", None), data, test_data, bool(cache))
+        objects["task"] = task_of(settings.pop("task", None), data, test_data, bool(cache))
         if isinstance(data, typing.Sized):
             settings["clients"] = len(data) if settings.get("clients") is None else settings["clients"]
         if settings.pop("partition", None) is not None:
@@ -228,20 +227,6 @@ def _read(settings, functions):
     flat = {key: plain(key, value) for key, value in flatten(values).items()}
     flags = {key: True if key in SWITCHES else Given(flat[key]) for key in flat if key in (*FLAGS, *SWITCHES)}
     return ([(key, Given(value)) for key, value in flat.items() if key not in flags], flags), objects
-
-
-def _task_of(task, data, test_data, cache):
-    """The task of Datasets, from `fedmpi.train`'s argument `task`: a name, or a dict of it and its settings."""
-    name, settings = (task.get("name"), {**task}) if isinstance(task, Mapping) else (task, {})
-    settings.pop("name", None)
-    if name in KINDS and not cache:
-        return task_of(name, settings, data, test_data)
-    if name in KINDS:
-        raise UserError(f"cache: task {name} reads each item when it is needed: leave it out, or give TensorDatasets")
-    if task is not None:
-        kinds = ", ".join(map(repr, KINDS))
-        raise UserError(f"task, beside data = [one Dataset per client]: expected {kinds}, or none for classification")
-    return classification_of(data, test_data, cache)
 
 
 def _object(group, value):

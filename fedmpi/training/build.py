@@ -36,7 +36,6 @@ from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, model_class, try_goal, try_metrics, try_training
-from fedmpi.training.slow_steps import SlowSteps
 
 log = Log(__name__)
 
@@ -193,8 +192,8 @@ def make_federation(job):
     private = agree(link, lambda: private_parts(config.run, task, flat))
     parameters = (flat.buffer_parts, flat.names, flat.shapes)
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
-    parts = (config.sending, SlowSteps(link, job.context.device))
-    job.federation = agree(link, lambda: Federation(config.algorithm, link, oracles, job.plan, variables, *parts))
+    parts = (job.plan, variables, config.sending)
+    job.federation = agree(link, lambda: Federation(config.algorithm, link, oracles, *parts))
 
 
 STEPS = (take_machine, take_place, load_task, make_model, plan_rounds, try_model, make_federation)

@@ -1,8 +1,7 @@
-"""What must hold in a user's own loop, on every rank: python own_loop.py CHECK ...; prints "CHECK: ok" on rank 0."""
+"""What must hold of `fedmpi.join`, on every rank; see checks.py."""
 
 import copy
 import io
-import sys
 import types
 
 import torch
@@ -294,10 +293,3 @@ def check_caught():
             assert why in str(error), error
         else:
             raise AssertionError("there was no error")
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        globals()[f"check_{name}"]()
-        if RANK == 0:
-            print(f"{name}: ok", flush=True)

@@ -32,12 +32,12 @@ FILES = (
 )
 
 
-def is_complete(run_folder):
+def is_complete(run_folder: pathlib.Path) -> bool:
     """Whether the run of a folder ended and wrote its model."""
     return (run_folder / MODEL).is_file()
 
 
-def find_checkpoints(run_folder):
+def find_checkpoints(run_folder: str | os.PathLike[str]) -> list[int]:
     """Numbers of rounds after which there is a checkpoint with a manifest, damaged or not, the newest first.
 
     Raises:
@@ -46,7 +46,7 @@ def find_checkpoints(run_folder):
     return [number for number, _ in _checkpoints(pathlib.Path(run_folder) / CHECKPOINTS)]
 
 
-def _checkpoints(folder):
+def _checkpoints(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
     """[(round, folder)] of the checkpoints with a manifest, the newest first."""
     found = []
     try:
@@ -61,12 +61,12 @@ def _checkpoints(folder):
     return sorted(found, reverse=True)
 
 
-def had_checkpoints(run_folder):
+def had_checkpoints(run_folder: pathlib.Path) -> bool:
     """Whether the mark of a run folder says that a checkpoint was written."""
     return bool(read_mark(run_folder, "run").get("checkpoints"))
 
 
-def check_files(run_folder):
+def check_files(run_folder: pathlib.Path) -> None:
     """Check that fedmpi made a folder, and that what a run reads and writes there are files and folders, no links.
 
     Raises:

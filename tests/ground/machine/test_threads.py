@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import pathlib
 import platform
 import re
 import subprocess
@@ -184,14 +183,3 @@ def test_a_loop_takes_its_share_unless_the_user_has_chosen(monkeypatch, capsys, 
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(usual)
-
-
-def test_the_seconds_without_a_core_are_those_that_linux_counts():
-    def counted():
-        files = pathlib.Path("/proc/self/task").glob("*/schedstat")
-        return sum(int(file.read_text().split()[1]) for file in files) / 1e9
-
-    if not pathlib.Path("/proc/self/schedstat").exists():
-        pytest.skip("this system does not count them")
-    before, found, after = counted(), cores.seconds_without_core(), counted()
-    assert 0 < before <= found <= after
