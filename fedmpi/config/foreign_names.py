@@ -1,5 +1,7 @@
 """What settings are called in other systems (Flower, NVFlare, FedML, APPFL, pfl, OpenFL, ...) and in this one."""
 
+from collections.abc import Collection, Container
+
 from fedmpi.ground.settings import nearest
 
 _THEIRS = {  # ours -> theirs, in the spelling of `fedmpi.config.grammar`
@@ -78,7 +80,7 @@ _ADVICE = {
 _ADVICE["centralized"] = _ADVICE["centralised"]
 
 
-def our_names(name, known, algorithm=""):
+def our_names(name: str, known: Container[str], algorithm: str = "") -> list[str]:
     """Our names of a foreign one, like "eta": those among the `known` keys of settings, or if there are none, all."""
     ours = OURS.get(name, [])
     found = [our_key for our_key in ours if our_key in known]
@@ -96,14 +98,14 @@ def our_names(name, known, algorithm=""):
     return found or [our_key for our_key in ours if not our_key.startswith("oracle.")]
 
 
-def similar(name, known):
+def similar(name: str, known: Collection[str]) -> str:
     """`nearest`, but for slips of the keys only: a foreign name without a counterpart here gets no guess."""
     words = set(name.split("_"))
     near = [key for key in known if not set(key.split("_")) < words]  # min_local_steps is not local_steps
     return "" if name in _NO_COUNTERPART.split() or name in OURS else nearest(name, near, 0.8)
 
 
-def our_name(key, known, algorithm=""):
+def our_name(key: str, known: Container[str], algorithm: str = "") -> str:
     """The end of a message about the unknown setting `key`, like ": its name in fedmpi is --seed"; or ""."""
     group, _, name = key.rpartition(".")
     if not group and name in _ADVICE:

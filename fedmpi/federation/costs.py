@@ -88,7 +88,7 @@ def cost(algorithm):
     )
 
 
-def table():
+def table() -> str:
     """The costs of all algorithms as text, one line for each."""
     costs, failing = [], []
     for name, cls in known(algorithms, Algorithm).items():

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import re
+from collections.abc import Iterable
 
 # Control characters, line separators, and those that turn the direction of a text.
 OBEYED = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -100,7 +101,7 @@ def spread_in_words(values, names=(), less_is_better=False):
     return f"{mean:.4f} on average, {known[worst]:.4f} at worst ({who}), spread {spread:.4f}"
 
 
-def table(rows, right_from=None, indent="  "):
+def table(rows: Iterable[Iterable[object]], right_from: int | None = None, indent: str = "  ") -> str:
     """Rows of cells as aligned lines, each `printable_line`; columns from `right_from` on are aligned to the right."""
     rows = [[printable_line(word) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]

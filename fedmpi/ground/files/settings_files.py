@@ -4,8 +4,11 @@ YAML 1.1 reads ``010`` as 8, ``1:30`` as 90, ``yes`` as true and ``2024-01-01`` 
 a setting of another type refuses. Aliases, tags and repeated keys are refused.
 """
 
+import os
 import re
 import stat
+from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
@@ -63,7 +66,7 @@ _resolve(
 )
 
 
-def read_settings_file(path, where, marks_quoted=False):
+def read_settings_file(path: str | os.PathLike[str], where: str, marks_quoted: bool = False) -> dict[str, Any]:
     """The content of a YAML or TOML file (if it ends in .toml): a dict of words, numbers, lists and dicts.
 
     `where` begins messages. `marks_quoted`: whether texts in quotes are `Quoted`.
@@ -131,7 +134,7 @@ _resolve(
 _resolve("bool", "yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", "yYnNoO", _ValueLoader)
 
 
-def read_value(text):
+def read_value(text: str) -> Any:
     """The value that the text of a setting means, whatever its type: a number, a word, a list, ...
 
     Raises:
@@ -152,7 +155,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):
     """YAML whose texts are read as these texts: in quotes if they would be something else without."""
 
 
-def is_plain(text):
+def is_plain(text: str) -> bool:
     """Whether a text is read as itself where it stands without quotes, and not as a number or another value."""
     try:
         return isinstance(read_value(text), str) and not AMBIGUOUS.fullmatch(text.strip())
@@ -167,9 +170,9 @@ def _represent_text(dumper, text):
 _Dumper.add_representer(str, _represent_text)
 
 
-def settings_text(settings):
+def settings_text(settings: Mapping[str, Any]) -> str:
     """A nested dict of settings as the text of a settings file, which `read_settings_file` reads as the same dict."""
-    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False)
+    return str(yaml.dump(settings, Dumper=_Dumper, sort_keys=False))
 
 
 def _check(value, depth=0):
