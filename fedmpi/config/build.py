@@ -15,7 +15,6 @@ import pathlib
 import re
 import types
 import typing
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -292,19 +292,19 @@ def _round_of(line):
         return 0
 
 
-def check_run_folder(run):
+def check_run_folder(settings):
     """Check, before any work, that a run may begin or go on in its folder, and that no other job writes to it.
 
     Raises:
         UserError: if it may not.
     """
-    begins = run.resume in (None, AUTO)
-    if begins and run.name is None:
+    begins = settings.resume in (None, AUTO)
+    if begins and settings.name is None:
         return
-    folder = pathlib.Path(run.out) / run.name if begins else pathlib.Path(run.resume)
+    folder = pathlib.Path(settings.out) / settings.name if begins else pathlib.Path(settings.resume)
     if begins and not check_folder(folder, "run"):
         return
-    if run.resume is None:
+    if settings.resume is None:
         raise UserError(_taken(folder))
     try:
         RunLock(folder).release()

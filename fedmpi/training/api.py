@@ -131,7 +131,7 @@ def run(settings: dict[str, typing.Any]) -> Run:
                 log.warning(note)
             outcome, compared = baselines.train(config, link, Callbacks(**functions))
             model = outcome.make_model()
-        has_one = config.run.private is None
+        has_one = config.layers.private is None
         models = {} if has_one else _ClientModels(model, outcome.folder, sum(map(len, link.clients)))
         parts = (outcome.records, outcome.metrics, outcome.folder, config.resolved, models, compared)
         return Run(model, *parts)

@@ -85,16 +85,16 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
     """
     began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
-        agree(link, lambda: link.rank == 0 and check_run_folder(config.run))
+        agree(link, lambda: link.rank == 0 and check_run_folder(config.folder))
         job = prepare(config, link)
         # On all ranks before there is a run folder: whoever has seen it may send a signal.
         agree(link, signals.begin_rounds)
-        if config.run.resume in (None, AUTO):
+        if config.folder.resume in (None, AUTO):
             _survive(job)
         recorder, folder, identity = _open(job)
         try:
             records = Records(job, folder, recorder)
-            check = (lambda: check_replicas(job.federation)) if config.run.check_replicas else (lambda: None)
+            check = (lambda: check_replicas(job.federation)) if config.faults.check_replicas else (lambda: None)
             checkpoints = Checkpoints(job, folder, identity, records.recorder, check)
             link.can_be_resumed(
                 lambda: f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
@@ -107,7 +107,7 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
 
 def _survive(job):
     """From now on, go on without ranks that are lost, if the settings say so. Collective."""
-    if job.config.run.on_loss == "continue":
+    if job.config.faults.on_loss == "continue":
         job.link.survive()
 
 
@@ -125,19 +125,23 @@ def _open(job):
 
 def _make_recorder(job):
     """The recorder on rank 0, None elsewhere; not collective."""
-    run, config = job.config.run, job.config
+    config = job.config
     if job.link.rank != 0:
         return None
-    if run.resume not in (None, AUTO):
-        trackers = make_trackers(run.track)
-        return Recorder(RunLock(pathlib.Path(run.resume)), job.num_rounds, trackers)
+    if config.folder.resume not in (None, AUTO):
+        trackers = make_trackers(config.folder.track)
+        return Recorder(RunLock(pathlib.Path(config.folder.resume)), job.num_rounds, trackers)
     prefix = command_name(type(config.algorithm))
     data = getattr(config.task, "data", command_name(type(config.task)))
     stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
     stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
-    trackers = make_trackers(run.track)  # first: an error leaves no folder behind
-    begins_anew = run.resume == AUTO or bool(job.link.lost)
-    return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}", begins_anew), job.num_rounds, trackers)
+    trackers = make_trackers(config.folder.track)  # first: an error leaves no folder behind
+    begins_anew = config.folder.resume == AUTO or bool(job.link.lost)
+    return Recorder(
+        make_run_folder(config.folder.out, config.folder.name, f"{prefix}-{stem}", begins_anew),
+        job.num_rounds,
+        trackers,
+    )
 
 
 class _Progress:
@@ -184,13 +188,13 @@ class _Progress:
 
 def _run(job, recorder, records, checkpoints, callbacks, began, signals):
     """The whole run, from its start or a checkpoint to its `Trained`. Collective."""
-    run, link = job.config.run, job.link
-    own = OwnResults(job.federation, run, job.task.goal)
+    config, link = job.config, job.link
+    own = OwnResults(job.federation, config.evaluation, job.task.goal)
     num_alone = job.context.num_clients if job.federation.private.is_everything else 0
-    progress = _Progress(EarlyStopping(run, job.task.goal, link, callbacks, num_alone))
-    rule = ResultRule(run.result, job.num_rounds, run.seed, job.task.goal, own)
+    progress = _Progress(EarlyStopping(config.evaluation, job.task.goal, link, callbacks, num_alone))
+    rule = ResultRule(config.evaluation.result, job.num_rounds, config.data.seed, job.task.goal, own)
     position = 0
-    if run.resume not in (None, AUTO):
+    if config.folder.resume not in (None, AUTO):
         position, complete_in = _resume(job, recorder, checkpoints, progress, rule)
         if complete_in is not None:
             return _outcome(job, checkpoints.folder, complete_in)
@@ -255,20 +259,20 @@ def _planned_rounds(folder, number):
 
 def _warn_of_choice(job):
     """Print a warning on rank 0 if the run will choose its result on the test set, on which it is then measured."""
-    run, task = job.config.run, job.config.task
-    if job.link.rank == 0 and run.cross_site:
+    config, task = job.config, job.config.task
+    if job.link.rank == 0 and config.studies.cross_site:
         log.warning(cross_site.SENT)
-    chooses = run.result == "best" or run.patience is not None
-    if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
-        choice = "the best model is chosen" if run.result == "best" else "the run ends early"
+    chooses = config.evaluation.result == "best" or config.evaluation.patience is not None
+    if job.link.rank == 0 and chooses and task.can_hold_out and not config.data.holdout:
+        choice = "the best model is chosen" if config.evaluation.result == "best" else "the run ends early"
         hint = "so the test results will be too optimistic; --holdout 0.1 uses held-out training data instead"
         log.warning(f"{choice} by {job.task.goal[0]} on the test set, {hint}")
 
 
 def _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals):
     """The start, unless the run was resumed, and all rounds that are left."""
-    federation, run, link = job.federation, job.config.run, job.link
-    every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
+    federation, config, link = job.federation, job.config, job.link
+    every = config.evaluation.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
     if federation.round_index == 0:
         federation.start()
     is_last = federation.round_index >= job.num_rounds
@@ -276,7 +280,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals):
         job.task.begin_round(federation.round_index)
         loss = federation.run_round(lambda: signals.bits | checkpoints.request())
         number, evaluated = federation.round_index, {}
-        if run.check_replicas and number % run.check_replicas == 0:
+        if config.faults.check_replicas and number % config.faults.check_replicas == 0:
             check_replicas(federation)
         is_last = number == job.num_rounds
         if number % every == 0 or is_last:
@@ -339,7 +343,7 @@ def _stop(job, recorder, checkpoints, progress, signal):
 def _finish(job, records, checkpoints, progress, rule, evaluation):
     """Save the result, print the closing table, and write the last checkpoint."""
     federation, metrics = job.federation, progress.metrics
-    if job.config.run.check_replicas:
+    if job.config.faults.check_replicas:
         check_replicas(federation)
     selected = federation.selected
     job.link.enter("the end")
@@ -349,7 +353,7 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
     if own.are_kept:
         everyone = range(job.context.num_clients)
         metrics = evaluation(federation.server.x, federation.store.buffers, federation.round_index, True, everyone)
-    crossed = cross_site.measure(job, own) if job.config.run.cross_site and federation.private else {}
+    crossed = cross_site.measure(job, own) if job.config.studies.cross_site and federation.private else {}
     problem = None
     try:
         agree(job.link, lambda: save_clients(job, checkpoints.folder, own))

@@ -43,7 +43,7 @@ class Records:
         """A recorder that goes on after the last whole record, with those that rank 0 may not have written."""
         path = self._folder / RECORDS
         position = path.read_bytes().rfind(b"\n") + 1
-        trackers = make_trackers(self._job.config.run.track)
+        trackers = make_trackers(self._job.config.folder.track)
         recorder = Recorder(RunLock(self._folder), self._job.num_rounds, trackers)
         recorder.begin(self._job.settings, position, recorder.last_round())
         for record, metrics in self._recent:

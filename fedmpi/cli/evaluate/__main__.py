@@ -111,7 +111,7 @@ def _foreign(text, trusted):
 
 
 def _check(config):
-    if config.run.private is not None:
+    if config.layers.private is not None:
         raise UserError("each client has a model of its own (--private): the run's last record has their results")
     if not config.task.has_model:
         raise UserError("the task has no model to measure")

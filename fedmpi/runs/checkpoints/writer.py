@@ -71,7 +71,7 @@ class Checkpoints:
         """This rank's bits of `Federation.requests`; rank 0's clock decides when one is due. Not collective."""
         if self._thread is not None:
             return WRITING if self._thread.is_alive() else FAILED if self._thread.problem else 0
-        minutes = self._job.config.run.checkpoint_minutes
+        minutes = self._job.config.folder.checkpoint_minutes
         is_due = minutes > 0 and time.monotonic() - self._began >= 60 * minutes
         return DUE if is_due and self._job.link.rank == 0 else 0
 
@@ -85,7 +85,7 @@ class Checkpoints:
 
     def is_due(self):
         """Complete what is written; whether a checkpoint is due after this round, which `begin` may write then."""
-        federation, every = self._job.federation, self._job.config.run.checkpoint_every
+        federation, every = self._job.federation, self._job.config.folder.checkpoint_every
         if self._thread is not None and not federation.requests & WRITING:
             self._end(federation.requests & FAILED)
         is_due = bool(federation.requests & DUE or (every and federation.round_index % every == 0))
@@ -136,14 +136,14 @@ class Checkpoints:
         return loop, manifests[0]
 
     def _make_client_folders(self):
-        for client in self._job.context.clients if self._job.config.run.checkpoint_clients else ():
+        for client in self._job.context.clients if self._job.config.folder.checkpoint_clients else ():
             try:
                 make_folders(self._client_file(0, client).parent.parent)
             except OSError as error:
                 raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_file(self, round_index, client):
-        pattern, rank = self._job.config.run.checkpoint_clients, self._job.link.rank
+        pattern, rank = self._job.config.folder.checkpoint_clients, self._job.link.rank
         return client_file(pattern, self.folder, round_index, client, rank, self._run_name)
 
     def _end(self, failed):
@@ -205,7 +205,7 @@ class Checkpoints:
     def _prune(self):
         """Remove what does not belong to the newest checkpoints."""
         before = self._files()
-        kept = sorted(self._complete)[-self._job.config.run.checkpoint_keep :]
+        kept = sorted(self._complete)[-self._job.config.folder.checkpoint_keep :]
         self._complete = {number: self._complete[number] for number in kept}
         needed = self._files()
         for client, number in before - needed:
