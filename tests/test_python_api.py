@@ -1,7 +1,6 @@
 """fedmpi from a Python program: training, and the trained model with what a program needs to use it."""
 
 import csv
-import dataclasses
 import inspect
 import json
 import re
@@ -18,9 +17,10 @@ from safetensors.torch import load_file
 
 import fedmpi
 from fedmpi.algorithms import FedAvg
-from fedmpi.config.run import GROUPS, RunSettings
+from fedmpi.config.sections import GROUPS
 from fedmpi.data.source import DigitsSource
 from fedmpi.runs.model_files import prepare_inputs
+from fedmpi.training.settings import RunSettings
 
 # Ten lines of PyTorch that give the accuracy which a run printed, without fedmpi.
 PLAIN = """
@@ -366,7 +366,7 @@ def test_after_mpi_is_finalized_a_line_says_so():
 
 def test_the_signature_is_that_of_the_settings():
     signature = inspect.signature(fedmpi.train)
-    settings = {field.name: field.default for field in dataclasses.fields(RunSettings)}
+    settings = {name: field.default for name, field in RunSettings.declared().items()}
     assert {name: signature.parameters[name].default for name in settings} == settings
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
     own = {"on_round", "on_evaluation", "preset", "config", "data", "test_data", "cache", "comm", *GROUPS}

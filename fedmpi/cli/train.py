@@ -15,8 +15,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from fedmpi.comm.job.signals import remember_signals
-from fedmpi.config.run import RunSettings
+from fedmpi.comm.settings import FaultSettings, MachineSettings
+from fedmpi.data.settings import DataSettings
 from fedmpi.ground.text import Log
+from fedmpi.runs.settings import FolderSettings
+from fedmpi.training.settings import EvaluationSettings, LayerSettings, RoundSettings, StudySettings
 
 log = Log("fedmpi.train")
 
@@ -34,7 +37,16 @@ R = TypeVar("R", covariant=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(RunSettings):
+class Arguments(  # a dataclass has the fields of the last one first
+    FaultSettings,
+    MachineSettings,
+    FolderSettings,
+    StudySettings,
+    EvaluationSettings,
+    LayerSettings,
+    DataSettings,
+    RoundSettings,
+):
     """The keyword arguments of `train`, for editors and type checkers: those below, and every setting of a run."""
 
     algorithm: Choice | Algorithm | type[Algorithm] = "fafed"
@@ -156,7 +168,7 @@ def _run(arguments: list[str], link: Any) -> None:
         return
     for note in config.notes if link.rank == 0 else ():
         log.warning(note)
-    if config.run.baselines:
+    if config.studies.baselines:
         from fedmpi.training.baselines import train
     train(config, link, began=time.perf_counter() - seconds_since_start())
 

@@ -59,13 +59,13 @@ class Sections:
 
     @classmethod
     def filled(cls, values: Mapping[str, typing.Any]) -> dict[str, Section]:
-        """Section -> itself, of the values of all settings.
+        """Section -> itself, of the values of settings; the others have their defaults.
 
         Raises:
             UserError: one line, if one is not allowed.
         """
         return {
-            name: section(**{field.name: values[field.name] for field in dataclasses.fields(section)})
+            name: section(**{f.name: values[f.name] for f in dataclasses.fields(section) if f.name in values})
             for name, section in cls.classes().items()
         }
 

@@ -28,6 +28,7 @@ from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
+from fedmpi.runs.settings import FolderSettings
 from fedmpi.runs.trackers.base import make_trackers
 from fedmpi.tasks.base import Metrics
 
@@ -71,21 +72,17 @@ class Recorded:
         self._recorder, self._signals = recorder, StopSignals()
         self._given = {} if recording.whole_model else self._fingerprints(self._untrained(settings["buffers"]))
         identity = share(link, lambda: recorder.identity)
-        run = types.SimpleNamespace(
+        of_folder = FolderSettings(
             checkpoint_every=recording.checkpoint_every,
             checkpoint_minutes=recording.checkpoint_minutes,
             checkpoint_keep=recording.checkpoint_keep,
-            checkpoint_clients=None,
-            result="last",
-            stop=None,
-            patience=None,
         )
         job = types.SimpleNamespace(
             link=link,
             flat=loop._flat,
             federation=self,
             num_rounds=ENDLESS,
-            config=types.SimpleNamespace(run=run, resolved=settings),
+            config=types.SimpleNamespace(folder=of_folder, resolved=settings, may_change=()),
             context=types.SimpleNamespace(clients=[link.rank], num_clients=link.size),
         )
         self._checkpoints, position = Checkpoints(job, folder, identity, lambda: recorder), 0

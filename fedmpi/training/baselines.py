@@ -43,7 +43,7 @@ def _compare(outcome):
     config, best = job.config, {}
     sizes = config.studies.baselines_step_sizes or (given / 3, given, 3 * given)
     sizes = sorted({given, *sizes}) if config.data.holdout else [given]
-    for method in ("federated", *config.studies.baselines.replace(" ", "").split(",")):
+    for method in ("federated", *config.studies.methods):
         for size in sizes:
             if _key(method, size) not in content["runs"]:
                 settings = _settings(method, job, best and best["federated"]["folder"])
@@ -121,15 +121,15 @@ def _derived(outcome, size, key, settings):
     common["threads"] = torch.get_num_threads()  # the run's: another number might round differently
     common["baselines"] = "local"  # so that each silo's own tests are measured
     resume = share(outcome.job.link, lambda: str(folder / name) if find_checkpoints(folder / name) else AUTO)
-    run = dataclasses.replace(config.run, **{**settings, **common, "resume": resume})
     algorithm = dataclasses.replace(config.algorithm, step_size=size)
-    resolved = {**config.resolved, **dataclasses.asdict(run), "resume": None, "baselines": None}
+    own = {**settings, **common, "resume": resume}
+    resolved = {**config.resolved, **own, "resume": None, "baselines": None}
     resolved["algorithm"] = {**resolved["algorithm"], "step_size": size}
     sending = config.sending
     if settings:  # nothing is sent: neither noise nor compression
         sending, none = Sending(), {"aggregation": {"name": "mean"}, "stages": {"name": None}, "codec": None}
         resolved |= none
-    return dataclasses.replace(config, run=run, algorithm=algorithm, sending=sending, resolved=resolved)
+    return config.replaced(own, algorithm=algorithm, sending=sending, resolved=resolved)
 
 
 def _make(outcome, content, size, key, settings):

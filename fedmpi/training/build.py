@@ -275,9 +275,9 @@ def _about_unequal_steps(config, steps):
     """The line about clients that move the average further than others, because they make more local steps."""
     weights = "equal weights" if config.data.weighting == "uniform" else "weights by samples"
     return (
-        f"local_epochs = {config.rounds.local_epochs:g}: clients make {min(steps)} to {max(steps)} local steps a round, so that "
-        f"where the rounds end is not the minimum of the mean loss with {weights}: who makes more steps counts more; "
-        "--local-steps gives all the same number"
+        f"local_epochs = {config.rounds.local_epochs:g}: clients make {min(steps)} to {max(steps)} local steps a "
+        f"round, so that where the rounds end is not the minimum of the mean loss with {weights}: who makes more steps "
+        "counts more; --local-steps gives all the same number"
     )
 
 

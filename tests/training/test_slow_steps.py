@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.training import slow_steps
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.slow_steps import SlowSteps
 
 MOST = 120  # seconds of local steps until the line must be there

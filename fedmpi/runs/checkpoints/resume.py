@@ -6,7 +6,6 @@ import torch
 
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.grammar import flatten
-from fedmpi.config.run import role
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
 from fedmpi.ground.machine.versions import versions
@@ -22,9 +21,6 @@ from fedmpi.runs.checkpoints.files import (
 )
 
 log = Log(__name__)
-
-MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, besides those of speed and place
-EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # of speed, unless evaluations decide what the result is
 
 
 def resume(job, folder, run_name):
@@ -105,7 +101,7 @@ def _read_files(job, folder, manifest, run_name):
 
 def _patterns(job, manifest):
     """Where clients' files are written now, and where they were written then, see `client_file`."""
-    return job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients")
+    return job.config.folder.checkpoint_clients, manifest["settings"].get("checkpoint_clients")
 
 
 def _restore(job, folder, state):
@@ -132,10 +128,8 @@ def _check_settings(job, folder, manifest):
     changes = [
         f"{key} was {value}, now {now[key]}"
         for key, value in then.items()
-        if key in now and now[key] != value and _must_agree(key, job.config.run) and key.partition(".")[0] != "paper"
+        if key in now and now[key] != value and not {key, key.partition(".")[0]} & {"paper", *job.config.may_change}
     ]
-    if len(manifest["clients"]) != job.context.num_clients:
-        changes.append(f"clients was {len(manifest['clients'])}, now {job.context.num_clients}")
     if not changes and manifest["layout"] != describe_layout(job.flat):
         changes.append("the model's parameters, or their order in memory (channels_last)")
     recorded = manifest["architecture"]
@@ -160,13 +154,6 @@ def _check_settings(job, folder, manifest):
     other = [f"{name} {old}" for name, old in manifest["versions"].items() if found.get(name, old) != old]
     if other and job.link.rank == 0:
         log.warning(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
-
-
-def _must_agree(key, run):
-    """Whether a setting influences what is learned."""
-    if key in EVALUATION and (run.result == "best" or run.stop is not None or run.patience is not None):
-        return True
-    return role(key) not in ("speed", "place") and key not in MAY_DIFFER
 
 
 def _check_sees_checkpoints(job, folder, manifest):

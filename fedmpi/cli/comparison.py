@@ -8,8 +8,8 @@ import math
 import pathlib
 import statistics
 
-from fedmpi.config.run import role
 from fedmpi.ground.text import format_metric
+from fedmpi.training.settings import RunSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ def problems(runs):
 
 def distinguishes_methods(key):
     """Whether runs that differ in a setting are different methods, or even problems."""
-    return role(key) in ("learning", "problem")
+    return RunSettings.role(key) in ("learning", "problem")
 
 
 def problem_name(settings):
@@ -96,7 +96,7 @@ def setting_in_words(key, value):
 
 def _problems_of_a_name(runs):
     """The `Problem`s of runs whose `problem_name` is the same."""
-    keys = [key for key in _common(runs) if role(key) == "problem"]
+    keys = [key for key in _common(runs) if RunSettings.role(key) == "problem"]
     groups = _sort_by(runs, functools.partial(_values, keys=keys))
     differing = _differing(groups, keys)
     return [Problem(_label(problem_name(group[0].settings), group, differing), _methods(group)) for group in groups]
