@@ -318,8 +318,9 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
         ({"data": {"a": datasets(1)[0]}}, "data is a dict: expected a name, a path, or one Dataset per client"),
         ({"on_round": {1, 2}}, "on_round is a set: expected a function of a round's record"),
-        ({"help": True}, "help, list and print_config are options of python -m fedmpi.train"),
-        ({"list": "tasks"}, "help, list and print_config are options of python -m fedmpi.train"),
+        ({"help": True}, "help, list, print_config, traceback are options of python -m fedmpi.train"),
+        ({"list": "tasks"}, "help, list, print_config, traceback are options of python -m fedmpi.train"),
+        ({"verbose": "no"}, "verbose is a str: expected True or False"),
         (
             {"model": {"name": "math.sin"}},
             "model 'math.sin': expected a subclass of torch.nn.modules.module.Module, or",
@@ -369,7 +370,7 @@ def test_the_signature_is_that_of_the_settings():
     settings = {name: field.default for name, field in RunSettings.declared().items()}
     assert {name: signature.parameters[name].default for name in settings} == settings
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
-    own = {"on_round", "on_evaluation", "preset", "config", "data", "test_data", "cache", "comm", *GROUPS}
+    own = {"on_round", "on_evaluation", "verbose", "preset", "config", "data", "test_data", "cache", "comm", *GROUPS}
     assert set(signature.parameters) == own | set(settings)
 
 

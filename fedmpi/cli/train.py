@@ -64,6 +64,7 @@ class Arguments(  # a dataclass has the fields of the last one first
     config: Place | None = None
     on_round: Callback | None = None
     on_evaluation: Callback | None = None
+    verbose: bool = False
     comm: Any = None
     # Paths are texts in a run's settings, and may also be pathlib's here.
     data_dir: Place | None = None  # type: ignore[assignment]
@@ -95,8 +96,7 @@ def train(**settings: Any) -> Run:
     """Train as on the command line, from a program. Collective on all ranks, or on those of `comm`.
 
     >>> import fedmpi
-    >>> run = fedmpi.train(algorithm="fedavg", clients=4, rounds=3)  # doctest: +ELLIPSIS
-    round 1/3: train_loss ...
+    >>> run = fedmpi.train(algorithm="fedavg", clients=4, rounds=3)
     >>> len(run.metrics), run.model.training, run.folder.name
     (3, False, 'fedavg-digits-001')
     >>> fedmpi.train.main(["--clients", "4", "--rounds", "3", "--name", "example"])  # doctest: +ELLIPSIS
@@ -117,6 +117,7 @@ def train(**settings: Any) -> Run:
             preset, config: as on the command line.
             on_round, on_evaluation: called on every rank after every round, and after every evaluation, with the
                 record of the round, a dict of numbers; the run ends if one returns True.
+            verbose: whether rank 0 prints the progress and the result, as the command does.
             comm: an mpi4py communicator; default: COMM_WORLD.
 
     Returns:

@@ -18,7 +18,7 @@ from fedmpi.comm.job.signals import StopSignals, stopping_signal
 from fedmpi.federation.losses import PAUSED
 from fedmpi.ground.errors import STOPPED, AgreedUserError, UserError
 from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, find_checkpoints
-from fedmpi.ground.text import Log, short
+from fedmpi.ground.text import Log, say, short
 from fedmpi.ground.version import __version__
 from fedmpi.oracles.architecture import as_json
 from fedmpi.own_loop.objects import Objects
@@ -91,7 +91,7 @@ class Recorded:
             position, self._evaluating = manifest["records"], clocks["evaluation_seconds"]
             self._began -= clocks["seconds"]
             if recorder:
-                print(f"{folder}: continuing after round {manifest['round']}", flush=True)
+                say(f"{folder}: continuing after round {manifest['round']}")
         agree(link, lambda: recorder and recorder.begin(settings, position, self.round_index))
         self._signals.__enter__()
 

@@ -1,6 +1,10 @@
 """What a run is compared with (`--baselines`): the file in its folder, and its table. Needs neither torch nor MPI."""
 
+import dataclasses
 import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.files.run_files import BASELINES
@@ -15,6 +19,63 @@ METHODS = {
 }
 MOST_SILOS, LONGEST_NAME = 12, 40  # columns of single silos; characters of a silo's name
 BEGIN = b'{"pending"'  # of the file
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """One method of a comparison.
+
+    Attributes:
+        method: a key of `METHODS`. step_size: of the run. folder: of the run.
+        clients: the metric of each silo's model on its tests; [] if the run diverged, and the numbers below are nan.
+        mean, worst: over the silos that have tests. samples: seen in all silos. nbytes: sent by one silo.
+        seconds: of the run.
+        matrix: with cross_site, row i has the metric of silo i's model on the tests of each silo; else [].
+        all_tests: with cross_site, its mean; else nan.
+    """
+
+    method: str
+    step_size: float
+    folder: pathlib.Path | None = None
+    clients: list[float] = dataclasses.field(default_factory=list)
+    mean: float = math.nan
+    worst: float = math.nan
+    samples: float = math.nan
+    nbytes: float = math.nan
+    seconds: float = math.nan
+    matrix: list[list[float]] = dataclasses.field(default_factory=list)
+    all_tests: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A run and what it is compared with; as text, the table that the command prints.
+
+    Attributes:
+        metric: its name. tests: on which it is measured. names: of the silos, or [].
+        methods: name -> `Baseline`; the first is "federated", the run itself.
+    """
+
+    metric: str
+    tests: str
+    names: list[str]
+    methods: dict[str, Baseline]
+    _text: str = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Comparison":
+        """That of a file's content, see `read`."""
+        names = {field.name for field in dataclasses.fields(Baseline)}
+        methods = {}
+        for row in content["rows"]:
+            values = {name: value for name, value in row.items() if name in names}
+            values |= {"nbytes": row["bytes"]} if row.get("bytes") is not None else {}
+            values |= {"folder": pathlib.Path(row["folder"])} if "folder" in row else {}
+            methods[row["method"]] = Baseline(**values)
+        return cls(content["metric"], content["tests"], content["names"], methods, in_words(content))
+
+    def __str__(self) -> str:
+        return self._text
 
 
 def read(folder):

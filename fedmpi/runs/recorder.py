@@ -24,7 +24,7 @@ from fedmpi.ground.files.run_files import (
     is_complete,
 )
 from fedmpi.ground.files.settings_files import settings_text
-from fedmpi.ground.text import Log, format_seconds
+from fedmpi.ground.text import Log, format_seconds, say, shows_progress
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CASES_KEY, CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
 from fedmpi.runs.trackers.base import titled
@@ -90,7 +90,7 @@ class Recorder:
         for tracker in self._trackers:
             tracker.begin(self.folder, settings, self.last.get("round", 0))
             self._begun.append(tracker)
-        if sys.stderr.isatty():
+        if shows_progress() and sys.stderr.isatty():
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
 
@@ -198,7 +198,7 @@ class Recorder:
                 self._bar.set_postfix_str(text)
         elif text:
             of = f"/{self._num_rounds}" if self._num_rounds else ""
-            print(f"round {record['round']}{of}: {text}{self._time_left(record)}", flush=True)
+            say(f"round {record['round']}{of}: {text}{self._time_left(record)}")
 
     def result(self, metrics, tables):
         """Write what was measured of the resulting model, and further `tables`, as a record of the last round."""

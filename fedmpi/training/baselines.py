@@ -12,7 +12,7 @@ from fedmpi.comm.traffic import Traffic
 from fedmpi.config.resume import AUTO
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.ground.files.run_files import find_checkpoints, is_complete
-from fedmpi.ground.text import Log
+from fedmpi.ground.text import Log, say
 from fedmpi.runs import baselines
 from fedmpi.runs.record import HELD_OUT
 from fedmpi.training import loop
@@ -58,7 +58,7 @@ def _compare(outcome):
     content |= {"pending": False, "rows": rows, "notes": _notes(job, content, sizes)}
     _write(outcome, content)
     if job.link.rank == 0:
-        print(baselines.in_words(content), flush=True)
+        say(baselines.in_words(content))
     return content
 
 
@@ -137,7 +137,7 @@ def _make(outcome, content, size, key, settings):
     link = outcome.job.link
     config = _derived(outcome, size, key, settings)
     if link.rank == 0:
-        print(f"baseline {key}:", flush=True)
+        say(f"baseline {key}:")
     link.traffic.restore(dataclasses.asdict(Traffic()))
     try:
         _add(outcome, content, key, loop.train(config, link))

@@ -17,7 +17,7 @@ from fedmpi.config.resume import AUTO
 from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.ground.files.run_files import RECORDS, SERVER_STATE, find_checkpoints, is_complete
 from fedmpi.ground.registry import command_name
-from fedmpi.ground.text import Log
+from fedmpi.ground.text import Log, say
 from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manifest
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.folder import read_records
@@ -203,7 +203,7 @@ def _run(job, recorder, records, checkpoints, callbacks, began, signals):
     account_for_data(job, records.recorder())
     _warn_of_choice(job)
     if recorder and job.task.reading:
-        print(f"data: {job.task.reading}", flush=True)
+        say(f"data: {job.task.reading}")
     if recorder:
         recorder.write(job.task.write_split)
     evaluation = Evaluation(job, own)
@@ -231,12 +231,12 @@ def _resume(job, recorder, checkpoints, progress, rule):
     if is_finished:
         if recorder:
             number = recorder.last_round()
-            print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
+            say(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it")
         return 0, folder
     agree(job.link, lambda: progress.restore(state))
     agree(job.link, lambda: rule.check(job.federation))
     if recorder:
-        print(f"{folder}: continuing after round {manifest['round']}", flush=True)
+        say(f"{folder}: continuing after round {manifest['round']}")
     return manifest["records"], None
 
 
@@ -380,7 +380,7 @@ def _finish(job, records, checkpoints, progress, rule, evaluation):
         facts |= {"start-up": f"{progress.start_seconds:.2f} s before the first round"}
         facts |= {"ended early": progress.early_stopping.reason} if progress.early_stopping.reason else {}
         result = f"{rule.describe(selected)}, in {recorder.folder}"
-        print(closing_table(job, recorder.last, metrics, result, facts), flush=True)
+        say(closing_table(job, recorder.last, metrics, result, facts))
     samples = _num_samples(job, progress.early_stopping)
     return dataclasses.replace(_outcome(job, checkpoints.folder, metrics=metrics), samples=samples, cross_site=crossed)
 
