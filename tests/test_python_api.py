@@ -169,14 +169,14 @@ def test_a_program_on_two_ranks_gets_what_the_command_line_gets(tmp_path):
 
 
 def test_a_run_is_evaluated_on_a_part_of_the_data_and_at_its_end_on_all(capfd):
-    part = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate_samples=50)
+    part = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate_samples=50, verbose=True)
     assert "50 training and test samples, drawn once; at the end all\n" in capfd.readouterr().out
     whole = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate="full")
     assert part.metrics[1]["accuracy"] * 50 == pytest.approx(round(part.metrics[1]["accuracy"] * 50))
     assert part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
     assert part.metrics[1]["train_loss"] == pytest.approx(whole.metrics[1]["train_loss"], rel=0.2)
     assert part.final == whole.final == {name: part.metrics[-1][name] for name in part.final}
-    short = fedmpi.train(**USUAL, rounds=2, evaluate_samples=50)
+    short = fedmpi.train(**USUAL, rounds=2, evaluate_samples=50, verbose=True)
     assert "drawn once; at the end all test samples\n" in capfd.readouterr().out
     assert short.final["accuracy"] == whole.metrics[1]["accuracy"]
     assert short.final["train_loss"] == part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
@@ -272,11 +272,11 @@ def test_a_run_with_objects_is_resumed_to_the_same_bits():
 
 
 def test_a_metric_or_patience_or_a_callback_ends_a_run(capfd):
-    run = fedmpi.train(**USUAL, rounds=50, eval_every=1, stop="accuracy >= 0.5", holdout=0.1)
+    run = fedmpi.train(**USUAL, rounds=50, eval_every=1, stop="accuracy >= 0.5", holdout=0.1, verbose=True)
     assert 1 < len(run.metrics) < 50 and run.metrics[-2]["accuracy"] < 0.5 <= run.metrics[-1]["accuracy"]
     assert "ended early" in capfd.readouterr().out
     still = {**USUAL, "algorithm": {"name": "fedavg", "step_size": 1e-9}}
-    run = fedmpi.train(**still, rounds=50, eval_every=2, patience=3, holdout=0.1)
+    run = fedmpi.train(**still, rounds=50, eval_every=2, patience=3, holdout=0.1, verbose=True)
     assert len(run.metrics) == 8  # the first evaluation is the best
     assert "holdout_accuracy has not improved in 3 evaluations" in capfd.readouterr().out
     seen = []
@@ -285,7 +285,7 @@ def test_a_metric_or_patience_or_a_callback_ends_a_run(capfd):
 
 
 def test_the_best_is_selected_on_held_out_data(capfd):
-    run = fedmpi.train(**USUAL, rounds=6, eval_every=1, result="best", holdout=0.2)
+    run = fedmpi.train(**USUAL, rounds=6, eval_every=1, result="best", holdout=0.2, verbose=True)
     ended = capfd.readouterr()
     best = max(run.metrics, key=lambda record: record["holdout_accuracy"])
     assert f"iterate of round {best['round']} (best by holdout_accuracy)" in ended.out and "chosen" not in ended.err

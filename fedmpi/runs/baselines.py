@@ -28,7 +28,8 @@ class Baseline:
     Attributes:
         method: a key of `METHODS`. step_size: of the run. folder: of the run.
         clients: the metric of each silo's model on its tests; [] if the run diverged, and the numbers below are nan.
-        mean, worst: over the silos that have tests. samples: seen in all silos. nbytes: sent by one silo.
+        mean, worst: over the silos that have tests. held_out: the value that chooses the step size, the smaller the
+            better. samples: seen in all silos. nbytes: sent by one silo.
         seconds: of the run.
         matrix: with cross_site, row i has the metric of silo i's model on the tests of each silo; else [].
         all_tests: with cross_site, its mean; else nan.
@@ -40,6 +41,7 @@ class Baseline:
     clients: list[float] = dataclasses.field(default_factory=list)
     mean: float = math.nan
     worst: float = math.nan
+    held_out: float = math.nan
     samples: float = math.nan
     nbytes: float = math.nan
     seconds: float = math.nan
@@ -53,29 +55,35 @@ class Comparison:
 
     Attributes:
         metric: its name. tests: on which it is measured. names: of the silos, or [].
-        methods: name -> `Baseline`; the first is "federated", the run itself.
+        methods: name -> `Baseline` with its best step size; the first is "federated".
+        trials: name and step size, like "local-0.1" -> `Baseline`, of all runs.
     """
 
     metric: str
     tests: str
     names: list[str]
     methods: dict[str, Baseline]
+    trials: dict[str, Baseline]
     _text: str = dataclasses.field(repr=False)
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Comparison":
         """That of a file's content, see `read`."""
-        names = {field.name for field in dataclasses.fields(Baseline)}
-        methods = {}
-        for row in content["rows"]:
-            values = {name: value for name, value in row.items() if name in names}
-            values |= {"nbytes": row["bytes"]} if row.get("bytes") is not None else {}
-            values |= {"folder": pathlib.Path(row["folder"])} if "folder" in row else {}
-            methods[row["method"]] = Baseline(**values)
-        return cls(content["metric"], content["tests"], content["names"], methods, in_words(content))
+        methods = {row["method"]: _baseline(row) for row in content["rows"]}
+        trials = {key: _baseline({"method": key.partition("-")[0], **run}) for key, run in content["runs"].items()}
+        return cls(content["metric"], content["tests"], content["names"], methods, trials, in_words(content))
 
     def __str__(self) -> str:
         return self._text
+
+
+def _baseline(row: Mapping[str, Any]) -> Baseline:
+    """A `Baseline` of a row of a file."""
+    names = {field.name for field in dataclasses.fields(Baseline)}
+    values = {name: value for name, value in row.items() if name in names}
+    values |= {"nbytes": row["bytes"]} if row.get("bytes") is not None else {}
+    values |= {"folder": pathlib.Path(row["folder"])} if "folder" in row else {}
+    return Baseline(**values)
 
 
 def read(folder):
