@@ -18,7 +18,7 @@ from fedmpi.comm.job.signals import StopSignals, stopping_signal
 from fedmpi.federation.losses import PAUSED
 from fedmpi.ground.errors import STOPPED, AgreedUserError, UserError
 from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, find_checkpoints
-from fedmpi.ground.text import Log, say, short
+from fedmpi.ground.text import Log, progress_shown, say, short
 from fedmpi.ground.version import __version__
 from fedmpi.oracles.architecture import as_json
 from fedmpi.own_loop.objects import Objects
@@ -90,9 +90,10 @@ class Recorded:
             clocks, manifest = self._checkpoints.restore()
             position, self._evaluating = manifest["records"], clocks["evaluation_seconds"]
             self._began -= clocks["seconds"]
-            if recorder:
-                say(f"{folder}: continuing after round {manifest['round']}")
-        agree(link, lambda: recorder and recorder.begin(settings, position, self.round_index))
+        with progress_shown(recording.verbose):
+            if goes_on and recorder:
+                say(f"{folder}: continuing after round {self.round_index}")
+            agree(link, lambda: recorder and recorder.begin(settings, position, self.round_index))
         self._signals.__enter__()
 
     def _untrained(self, buffers: str) -> list[str]:
@@ -168,7 +169,8 @@ class Recorded:
         accounts = {name: value for name, value in loop.accounts().items() if name != "collectives"}
         clocks = {"seconds": time.perf_counter() - self._began, "evaluation_seconds": self._evaluating}
         record = accounts | {"iteration": federation.server.iteration, "loss": loss} | clocks
-        agree(loop._link, lambda: self._recorder and self._recorder.round(record, metrics))
+        with progress_shown(self._recording.verbose):
+            agree(loop._link, lambda: self._recorder and self._recorder.round(record, metrics))
         self._look_once()
         is_due = self._checkpoints.is_due()
         signal = stopping_signal(federation.requests & (1 << REQUEST_BITS) - 1) or ""

@@ -40,6 +40,7 @@ class Recording:
         checkpoint_every, checkpoint_minutes, checkpoint_keep, track: as for `fedmpi.train`.
         whole_model: of a model with frozen parameters (an adapter's), save also the tensors that have not changed. If
             not, ``fedmpi.load(folder, model)`` takes them from its argument, and checks that they are the same.
+        verbose: whether rank 0 prints what is measured, as `fedmpi.train` does.
     """
 
     folder: str | os.PathLike[str]
@@ -52,6 +53,7 @@ class Recording:
     checkpoint_keep: int = setting(2, "how many checkpoints are kept", least=1)
     track: str | None = None
     whole_model: bool = False
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         check(self)
