@@ -73,9 +73,9 @@ def help_text(kind: type[Sections], classes: Mapping[str, Any], settings: Mappin
 
 
 def about(section: str, cls: type) -> str:
-    """A section and what it is about, like "folder: where a run is recorded, ..."."""
+    """A section and what it is about, like "folder (where a run is recorded, ...)"."""
     first = (cls.__doc__ or "").strip().split("\n")[0].rstrip(".")
-    return f"{section}: {first[:1].lower()}{first[1:]}"
+    return f"{section} ({first[:1].lower()}{first[1:]})"
 
 
 def list_text(wanted: str, choices: Mapping[str, Any]) -> str:
