@@ -58,6 +58,8 @@ class Run:
         folder: path of the run folder.
         settings: nested dict, as in settings.yaml.
         baselines: of a run with baselines, a `fedmpi.runs.baselines.Comparison`; otherwise None.
+        cross_site: of a run with private layers and cross_site: name of a metric -> matrix, whose row i has the metric
+            of client i's model on the data of each client; nan where there are none. {} if the run was complete before.
     """
 
     _model: torch.nn.Module
@@ -67,6 +69,7 @@ class Run:
     settings: dict[str, Any]
     models: Mapping[int, torch.nn.Module] = dataclasses.field(default_factory=dict)
     baselines: Comparison | None = None
+    cross_site: dict[str, list[list[float]]] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -138,7 +141,9 @@ def run(settings: dict[str, Any]) -> Run:
         has_one = config.layers.private is None
         models = {} if has_one else _ClientModels(model, outcome.folder, sum(map(len, link.clients)))
         table = Comparison.of(compared) if compared else None
-        return Run(model, outcome.records, outcome.metrics, outcome.folder, config.resolved, models, table)
+        crossed = {metric: found["matrix"] for metric, found in outcome.cross_site.items()}
+        facts = (outcome.records, outcome.metrics, outcome.folder, config.resolved)
+        return Run(model, *facts, models, table, crossed)
     except (AgreedUserError, Diverged, Stopped):
         raise
     except BaseException as error:

@@ -121,6 +121,13 @@ def test_cross_site_is_the_matrix_of_models_and_tests(silos, compared):
         assert names == ["Aachen", "Bonn", "Celle"] and np.allclose(matrix, row["matrix"])
 
 
+def test_a_private_run_has_the_matrix_as_an_attribute(silos, compared, tmp_path):
+    run = by_hand(tmp_path, silos, private="*", cross_site=True)
+    assert run.baselines is None and compared.cross_site == {}
+    assert run.cross_site["accuracy"] == compared.baselines.methods["local"].matrix
+    assert np.allclose(fedmpi.load_run(run.folder).tables["cross_site_accuracy"][1], run.cross_site["accuracy"])
+
+
 def test_pooled_is_gradient_descent_on_all_data(silos, tmp_path):
     words = {"model": torch.nn.Linear(4, 2), "batch_size": 100, "dtype": "float64", "baselines": "pooled"}
     run = by_hand(tmp_path, silos, **words)
