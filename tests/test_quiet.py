@@ -212,7 +212,7 @@ def test_a_call_prints_nothing_but_what_is_asked_for(capfd):
     fedmpi.train(**settings, on_round=lambda record: print("mine", record["round"]))
     printed = capfd.readouterr()
     assert printed.out == "mine 1\nmine 2\n"
-    assert printed.err.splitlines() == [f"fedmpi: {SENT}"]
+    assert SENT in printed.err
     run = fedmpi.train(**settings, verbose=True)
     printed = capfd.readouterr().out
     assert "round 2/2: train_loss" in printed and "  accuracy " in printed and str(run.baselines) in printed
