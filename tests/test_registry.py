@@ -4,10 +4,11 @@ import importlib.metadata
 
 import pytest
 
-from fedmpi.config.build import CHOICES, read_command_line
+from fedmpi.config.build import CHOICES
 from fedmpi.ground import registry
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import find, known, plain
+from fedmpi.training.config import read_command_line
 
 
 @pytest.mark.parametrize("group", CHOICES)

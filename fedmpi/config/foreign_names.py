@@ -2,6 +2,8 @@
 
 import functools
 import pathlib
+from collections.abc import Collection, Container
+from typing import Any
 
 import yaml
 
@@ -12,9 +14,9 @@ _ON_SERVER = (*_ADAPTIVE, "fedavgm", "mimeadam")  # whose momentum, second momen
 
 
 @functools.cache
-def table():
+def table() -> dict[str, Any]:
     """foreign_names.yaml as a dict, and in it "ours": their names -> ours, more than one if it has several meanings."""
-    found = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = yaml.safe_load(pathlib.Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     found["ours"] = {}
     for ours, names in found["names"].items():
         for theirs in names.split():
@@ -22,9 +24,9 @@ def table():
     return found
 
 
-def our_names(name, known, algorithm=""):
+def our_names(name: str, known: Container[str], algorithm: str = "") -> list[str]:
     """Our names of a foreign one, like "eta": those among the `known` keys of settings, or if there are none, all."""
-    ours = table()["ours"].get(name, [])
+    ours: list[str] = table()["ours"].get(name, [])
     found = [our_key for our_key in ours if our_key in known]
     on_server = algorithm in _ON_SERVER or "algorithm.step_size" not in known  # the clients of `average` are torch's
     if name in ("lr", "learning_rate") and algorithm not in (*_ADAPTIVE, "fedavgm"):  # the clients', in all systems
@@ -40,14 +42,14 @@ def our_names(name, known, algorithm=""):
     return found or [our_key for our_key in ours if not our_key.startswith("oracle.")]
 
 
-def similar(name, known):
+def similar(name: str, known: Collection[str]) -> str:
     """`nearest`, but for slips of the keys only: a foreign name without a counterpart here gets no guess."""
     words = set(name.split("_"))
     near = [key for key in known if not set(key.split("_")) < words]  # min_local_steps is not local_steps
     return "" if name in table()["no_counterpart"].split() or name in table()["ours"] else nearest(name, near, 0.8)
 
 
-def our_name(key, known, algorithm=""):
+def our_name(key: str, known: Container[str], algorithm: str = "") -> str:
     """The end of a message about the unknown setting `key`, like ": its name in fedmpi is --seed"; or ""."""
     group, _, name = key.rpartition(".")
     if not group and name in table()["advice"]:

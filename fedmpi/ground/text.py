@@ -1,11 +1,13 @@
 """Tables and quantities for people."""
 
+import contextlib
+import contextvars
 import dataclasses
 import json
 import logging
 import math
 import re
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 # Control characters, line separators, and those that turn the direction of a text.
@@ -31,6 +33,30 @@ class Log(logging.LoggerAdapter):  # type: ignore[type-arg]  # it takes argument
     def process(self, message: object, options: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
         message = printable_line(message)  # it may quote a file
         return (message if self.logger.hasHandlers() else f"fedmpi: {message}"), options
+
+
+_shows_progress = contextvars.ContextVar("shows_progress", default=True)
+
+
+def say(text: str) -> None:
+    """Print lines about the progress of a run, or its result, if that is wanted here; see `progress_shown`."""
+    if _shows_progress.get():
+        print(text, flush=True)
+
+
+@contextlib.contextmanager
+def progress_shown(is_shown: bool) -> Iterator[None]:
+    """A context in which the progress of runs is shown, as it is unless a program that calls a run decides, or not."""
+    before = _shows_progress.set(is_shown)
+    try:
+        yield
+    finally:
+        _shows_progress.reset(before)
+
+
+def shows_progress() -> bool:
+    """Whether the progress of runs is shown here."""
+    return _shows_progress.get()
 
 
 def unit_for(kind: str, largest: float) -> tuple[float, str]:

@@ -14,20 +14,21 @@ from fedmpi.comm.job.signals import StopSignals
 from fedmpi.federation.losses import PAUSED
 from fedmpi.ground.errors import STOPPED
 from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, find_checkpoints
-from fedmpi.ground.text import Log
+from fedmpi.ground.text import Log, progress_shown, say
 from fedmpi.ground.version import __version__
 from fedmpi.oracles.architecture import as_json
 from fedmpi.own_loop.measuring import Measuring
 from fedmpi.own_loop.objects import Objects
 from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import TASK, Recording
-from fedmpi.runs.checkpoints.writer import CheckpointRule, Checkpoints
+from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.loop.part import Now, OwnPart
 from fedmpi.runs.loop.run import Loop, Run
 from fedmpi.runs.loop.saving import Saving, Stopping
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
+from fedmpi.runs.settings import FolderSettings
 from fedmpi.runs.trackers.base import make_trackers
 
 log = Log(__name__)
@@ -40,14 +41,22 @@ NEW_PASS = (
 
 
 class AgreedRecords(OwnPart):
-    """Writes a record after every round; an error is one of all ranks, which the user's loop may catch."""
+    """Writes a record after every round; an error is one of all ranks, which the user's loop may catch.
+
+    Args:
+        verbose: whether what is measured is printed.
+    """
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
 
     def begin(self, run: Run) -> None:
         self._run = run
 
     def after_round(self, now: Now) -> None:
         recorder = self._run.recorder()
-        agree(self._run.link, lambda: recorder and recorder.round(now.record, now.metrics))
+        with progress_shown(self._verbose):
+            agree(self._run.link, lambda: recorder and recorder.round(now.record, now.metrics))
 
 
 class Recorded:
@@ -93,18 +102,29 @@ class Recorded:
             state=self.state,
             restore=self.restore,
         )
-        rule = CheckpointRule(recording.checkpoint_every, recording.checkpoint_minutes, recording.checkpoint_keep)
-        self._checkpoints, position = Checkpoints(self._run, rule, self._state_of_parts), 0
+        of_folder = FolderSettings(
+            checkpoint_every=recording.checkpoint_every,
+            checkpoint_minutes=recording.checkpoint_minutes,
+            checkpoint_keep=recording.checkpoint_keep,
+        )
+        self._checkpoints, position = Checkpoints(self._run, of_folder, self._state_of_parts), 0
         self._saving, self._stopping = Saving(self._checkpoints, may_fail=True), Stopping(self._signals, self._stop)
-        parts = [Measuring(loop, recording), *recording.parts, AgreedRecords(), self._saving, self._stopping]
+        parts = [
+            Measuring(loop, recording),
+            *recording.parts,
+            AgreedRecords(recording.verbose),
+            self._saving,
+            self._stopping,
+        ]
         self._parts: Loop = Loop(self._run, parts)
         if goes_on:
             state, manifest = self._checkpoints.restore()
             agree(link, lambda: self._parts.restore(state))
             position = manifest["records"]
-            if recorder:
-                print(f"{folder}: continuing after round {manifest['round']}", flush=True)
-        agree(link, lambda: recorder and recorder.begin(settings, position, loop.federation.round_index))
+        with progress_shown(recording.verbose):
+            if goes_on and recorder:
+                say(f"{folder}: continuing after round {manifest['round']}")
+            agree(link, lambda: recorder and recorder.begin(settings, position, loop.federation.round_index))
         self._signals.__enter__()
         self._parts.begin()
         self._now = Now(self._run, math.nan)  # the last round

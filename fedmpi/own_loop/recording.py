@@ -42,6 +42,7 @@ class Recording:
         parts: list of `fedmpi.Part`s, which see every round and may add to its record.
         whole_model: of a model with frozen parameters (an adapter's), save also the tensors that have not changed. If
             not, ``fedmpi.load(folder, model)`` takes them from its argument, and checks that they are the same.
+        verbose: whether rank 0 prints what is measured, as `fedmpi.train` does.
     """
 
     folder: str | os.PathLike[str]
@@ -55,6 +56,7 @@ class Recording:
     track: str | None = None
     parts: Sequence[Part] = ()
     whole_model: bool = False
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         check(self)

@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -26,9 +26,10 @@ from fedmpi.ground.files.run_files import (
     is_complete,
 )
 from fedmpi.ground.files.settings_files import settings_text
-from fedmpi.ground.text import Log, format_seconds
+from fedmpi.ground.text import Log, format_seconds, say, shows_progress
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CASES_KEY, CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
+from fedmpi.runs.settings import FolderSettings
 from fedmpi.runs.trackers.base import Tracker, titled
 
 log = Log(__name__)
@@ -94,7 +95,7 @@ class Recorder:
         for tracker in self._trackers:
             tracker.begin(self.folder, settings, self.last.get("round", 0))
             self._begun.append(tracker)
-        if sys.stderr.isatty():
+        if shows_progress() and sys.stderr.isatty():
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
 
@@ -176,7 +177,7 @@ class Recorder:
         lines = [line for line in self._read(0, position).splitlines() if written in line]
         return from_line(lines[-1]).get(CASES_KEY, {}) if lines else {}
 
-    def round(self, record: dict[str, Any], metrics: dict[str, float]) -> None:
+    def round(self, record: dict[str, Any], metrics: Mapping[str, float]) -> None:
         """Write one round.
 
         Args:
@@ -202,9 +203,9 @@ class Recorder:
                 self._bar.set_postfix_str(text)
         elif text:
             of = f"/{self._num_rounds}" if self._num_rounds else ""
-            print(f"round {record['round']}{of}: {text}{self._time_left(record)}", flush=True)
+            say(f"round {record['round']}{of}: {text}{self._time_left(record)}")
 
-    def result(self, metrics: dict[str, float], tables: dict[str, Any]) -> None:
+    def result(self, metrics: Mapping[str, float], tables: dict[str, Any]) -> None:
         """Write what was measured of the resulting model, and further `tables`, as a record of the last round."""
         line = _line_of({"round": self.last["round"]}, metrics)
         line[TABLES_KEY] = {**line.get(TABLES_KEY, {}), **tables}
@@ -281,7 +282,7 @@ class Recorder:
         self._lock.release()
 
 
-def _line_of(record: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
+def _line_of(record: dict[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
     """A record as it is written; see `Recorder.round`."""
     further = {key: entries for key in (CLIENTS_KEY, TABLES_KEY) if (entries := getattr(metrics, key, {}))}
     return {**record, **metrics, **further, **({FORMAT_KEY: FORMAT} if metrics else {})}
@@ -296,19 +297,19 @@ def _round_of(line: bytes) -> int:
         return 0
 
 
-def check_run_folder(run: Any) -> None:
+def check_run_folder(settings: FolderSettings) -> None:
     """Check, before any work, that a run may begin or go on in its folder, and that no other job writes to it.
 
     Raises:
         UserError: if it may not.
     """
-    begins = run.resume in (None, AUTO)
-    if begins and run.name is None:
+    begins = settings.resume in (None, AUTO)
+    if begins and settings.name is None:
         return
-    folder = pathlib.Path(run.out) / run.name if begins else pathlib.Path(run.resume)
+    folder = pathlib.Path(settings.out, settings.name or "") if begins else pathlib.Path(settings.resume or "")
     if begins and not check_folder(folder, "run"):
         return
-    if run.resume is None:
+    if settings.resume is None:
         raise UserError(_taken(folder))
     try:
         RunLock(folder).release()

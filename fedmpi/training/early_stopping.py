@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from fedmpi.comm.agreement import agree
-from fedmpi.config.run import read_condition
 from fedmpi.ground.errors import UserError
 from fedmpi.runs.loop.part import OwnPart, Part
 from fedmpi.runs.record import HELD_OUT
+from fedmpi.training.settings import read_condition
 
 _COMPARISONS = {
     ">=": lambda value, bound: value >= bound,
@@ -95,7 +95,7 @@ class EarlyStopping(OwnPart):
     """Decides after every round whether the run ends there. Collective: all ranks agree.
 
     Args:
-        run: a `RunSettings`, for `stop` and `patience`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
+        evaluation: an `EvaluationSettings`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
         num_clients: of clients that train alone, each of which ends by its own metrics, and the run with the last; 0:
             the clients train together.
 
@@ -103,9 +103,9 @@ class EarlyStopping(OwnPart):
         reason: text, why the run ended early, or "".
     """
 
-    def __init__(self, run, goal, link, callbacks, num_clients=0):
-        self._condition = None if run.stop is None else read_condition(run.stop)
-        self._patience, self._goal, self._link, self._callbacks = run.patience, goal, link, callbacks
+    def __init__(self, evaluation, goal, link, callbacks, num_clients=0):
+        self._condition = None if evaluation.stop is None else read_condition(evaluation.stop)
+        self._patience, self._goal, self._link, self._callbacks = evaluation.patience, goal, link, callbacks
         self._watches = {"": _Watch()} if not num_clients else {f"/{client}": _Watch() for client in range(num_clients)}
         self._may_end = bool(self._condition or self._patience or callbacks.on_round or callbacks.on_evaluation)
         self.reason = ""

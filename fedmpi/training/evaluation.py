@@ -24,19 +24,19 @@ class Evaluation:
     """
 
     def __init__(self, job, own_results=None):
-        run = job.config.run
+        config = job.config
         self._job, self._own_results = job, own_results
         # To find the best of several results, each is measured on all the data.
-        is_partial = run.evaluate == "subset" and run.result != "best"
-        self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
-        self._all_tests = job.task.subset(run.evaluate_samples, tests=False) if is_partial else job.task
+        is_partial = config.evaluation.evaluate == "subset" and config.evaluation.result != "best"
+        self._part = job.task.subset(config.evaluation.evaluate_samples) if is_partial else job.task
+        self._all_tests = job.task.subset(config.evaluation.evaluate_samples, tests=False) if is_partial else job.task
         self.is_partial = job.link.first_rank_where(self._part is not job.task) is not None  # of any rank's clients
 
     def describe(self):
         """What models are evaluated on, as text for the closing table."""
         if not self.is_partial:
             return "all training and test data"
-        number = format_count(self._job.config.run.evaluate_samples)
+        number = format_count(self._job.config.evaluation.evaluate_samples)
         last = "all" if self._task_at_end() is self._job.task else "all test samples"
         return f"{number} training and test samples, drawn once; at the end {last}"
 
@@ -88,7 +88,7 @@ class Evaluation:
     def _may_go_on(self, metrics):
         """Whether faulty clients are left out, and the loss is finite on the data of another one."""
         of_clients = getattr(metrics, "clients", {}).get("train_loss", ())
-        return self._job.config.run.faulty == "leave_out" and any(map(math.isfinite, of_clients))
+        return self._job.config.faults.faulty == "leave_out" and any(map(math.isfinite, of_clients))
 
 
 def by_client(job, values):

@@ -17,9 +17,9 @@ from fedmpi.config.resume import AUTO
 from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.ground.files.run_files import RECORDS, find_checkpoints, is_complete
 from fedmpi.ground.registry import command_name
-from fedmpi.ground.text import Log
+from fedmpi.ground.text import Log, say
 from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manifest
-from fedmpi.runs.checkpoints.writer import CheckpointRule, Checkpoints
+from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.loop.part import Now
@@ -81,11 +81,11 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
     """
     began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
-        agree(link, lambda: link.rank == 0 and check_run_folder(config.run))
+        agree(link, lambda: link.rank == 0 and check_run_folder(config.folder))
         job = prepare(config, link)
         # On all ranks before there is a run folder: whoever has seen it may send a signal.
         agree(link, signals.begin_rounds)
-        if config.run.resume in (None, AUTO):
+        if config.folder.resume in (None, AUTO):
             _survive(job)
         recorder, folder, identity = _open(job)
         try:
@@ -103,7 +103,7 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
 
 def _survive(job):
     """From now on, go on without ranks that are lost, if the settings say so. Collective."""
-    if job.config.run.on_loss == "continue":
+    if job.config.faults.on_loss == "continue":
         job.link.survive()
 
 
@@ -121,19 +121,23 @@ def _open(job):
 
 def _make_recorder(job):
     """The recorder on rank 0, None elsewhere; not collective."""
-    run, config = job.config.run, job.config
+    config = job.config
     if job.link.rank != 0:
         return None
-    if run.resume not in (None, AUTO):
-        trackers = make_trackers(run.track)
-        return Recorder(RunLock(pathlib.Path(run.resume)), job.num_rounds, trackers)
+    if config.folder.resume not in (None, AUTO):
+        trackers = make_trackers(config.folder.track)
+        return Recorder(RunLock(pathlib.Path(config.folder.resume)), job.num_rounds, trackers)
     prefix = command_name(type(config.algorithm))
     data = getattr(config.task, "data", command_name(type(config.task)))
     stem = str(data).rsplit("/", 1)[-1].removesuffix(".h5")
     stem = re.sub(r"[-_.]*{.*}", "", stem) or "silos"  # silo_{client}: silo
-    trackers = make_trackers(run.track)  # first: an error leaves no folder behind
-    begins_anew = run.resume == AUTO or bool(job.link.lost)
-    return Recorder(make_run_folder(run.out, run.name, f"{prefix}-{stem}", begins_anew), job.num_rounds, trackers)
+    trackers = make_trackers(config.folder.track)  # first: an error leaves no folder behind
+    begins_anew = config.folder.resume == AUTO or bool(job.link.lost)
+    return Recorder(
+        make_run_folder(config.folder.out, config.folder.name, f"{prefix}-{stem}", begins_anew),
+        job.num_rounds,
+        trackers,
+    )
 
 
 @dataclasses.dataclass
@@ -151,9 +155,9 @@ class _Training:
 
 def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds):
     """The `_Training`. `start_seconds`: function without arguments: those before the first round. Collective."""
-    settings, federation, task = job.config.run, job.federation, job.task
+    config, federation, task = job.config, job.federation, job.task
     records = Records(
-        recorder, lambda lock: Recorder(lock, job.num_rounds, make_trackers(settings.track)), job.settings
+        recorder, lambda lock: Recorder(lock, job.num_rounds, make_trackers(config.folder.track)), job.settings
     )
     run = Run(
         link=job.link,
@@ -169,24 +173,18 @@ def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds
         record=lambda loss: _record(job, run, loss),
         state=federation.state,
         restore=federation.restore,
-        evaluations_decide=settings.result == "best" or settings.stop is not None or settings.patience is not None,
+        may_change=config.may_change,
     )
     records.open(run)
-    own = OwnResults(federation, settings, task.goal)
+    own = OwnResults(federation, config.evaluation, task.goal)
     num_alone = job.context.num_clients if federation.private.is_everything else 0
-    early = EarlyStopping(settings, task.goal, job.link, callbacks, num_alone)
-    rule = ResultRule(settings.result, job.num_rounds, settings.seed, task.goal, own)
+    early = EarlyStopping(config.evaluation, task.goal, job.link, callbacks, num_alone)
+    rule = ResultRule(config.evaluation.result, job.num_rounds, config.data.seed, task.goal, own)
     evaluation = Evaluation(job, own)
     evaluating = Evaluating(job, evaluation, run.clock, early)
     at_end, result = EvaluatingAtEnd(evaluating), Result(job, rule, evaluation, early)
-    when = CheckpointRule(
-        settings.checkpoint_every,
-        settings.checkpoint_minutes,
-        settings.checkpoint_keep,
-        settings.checkpoint_clients,
-    )
-    check = (lambda: check_replicas(federation)) if settings.check_replicas else (lambda: None)
-    checkpoints = Checkpoints(run, when, lambda: loop.state(), check)
+    check = (lambda: check_replicas(federation)) if config.faults.check_replicas else (lambda: None)
+    checkpoints = Checkpoints(run, config.folder, lambda: loop.state(), check)
 
     def describe(now):
         facts = {"data": task.reading} if task.reading else {}
@@ -199,7 +197,7 @@ def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds
         run,
         [
             Dealing(task),
-            Replicas(federation, settings.check_replicas),
+            Replicas(federation, config.faults.check_replicas),
             evaluating,
             result,
             early,
@@ -218,7 +216,7 @@ def _go(job, recorder, training, began):
     """The whole run, from its start or a checkpoint to its `Trained`. Collective."""
     link, run = job.link, training.run
     position = 0
-    if job.config.run.resume not in (None, AUTO):
+    if job.config.folder.resume not in (None, AUTO):
         position, complete_in = _resume(job, recorder, training)
         if complete_in is not None:
             return _outcome(job, run.folder, complete_in)
@@ -227,7 +225,7 @@ def _go(job, recorder, training, began):
     account_for_data(job, training.records.recorder())
     _warn_of_choice(job)
     if recorder and job.task.reading:
-        print(f"data: {job.task.reading}", flush=True)
+        say(f"data: {job.task.reading}")
     if recorder:
         recorder.write(job.task.write_split)
     training.loop.begin()
@@ -279,13 +277,13 @@ def _resume(job, recorder, training):
     if is_finished:
         if recorder:
             number = recorder.last_round()
-            print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
+            say(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it")
         return 0, folder
     agree(job.link, lambda: training.loop.restore(state))
     if training.early.has_ended and manifest["rounds"] != job.num_rounds:
         training.early.go_on()
     if recorder:
-        print(f"{folder}: continuing after round {manifest['round']}", flush=True)
+        say(f"{folder}: continuing after round {manifest['round']}")
     return manifest["records"], None
 
 
@@ -308,12 +306,12 @@ def _planned_rounds(folder, number):
 
 def _warn_of_choice(job):
     """Print a warning on rank 0 if the run will choose its result on the test set, on which it is then measured."""
-    run, task = job.config.run, job.config.task
-    if job.link.rank == 0 and run.cross_site:
+    config, task = job.config, job.config.task
+    if job.link.rank == 0 and config.studies.cross_site:
         log.warning(cross_site.SENT)
-    chooses = run.result == "best" or run.patience is not None
-    if job.link.rank == 0 and chooses and task.can_hold_out and not run.holdout:
-        choice = "the best model is chosen" if run.result == "best" else "the run ends early"
+    chooses = config.evaluation.result == "best" or config.evaluation.patience is not None
+    if job.link.rank == 0 and chooses and task.can_hold_out and not config.data.holdout:
+        choice = "the best model is chosen" if config.evaluation.result == "best" else "the run ends early"
         hint = "so the test results will be too optimistic; --holdout 0.1 uses held-out training data instead"
         log.warning(f"{choice} by {job.task.goal[0]} on the test set, {hint}")
 

@@ -3,6 +3,7 @@
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.replicas import check_replicas, check_result
 from fedmpi.ground.errors import AgreedUserError
+from fedmpi.ground.text import say
 from fedmpi.runs.loop.part import OwnPart
 from fedmpi.training import cross_site
 from fedmpi.training.result import closing_table, complete_run, save, save_clients
@@ -39,7 +40,9 @@ class Evaluating(OwnPart):
 
     def __init__(self, job, evaluation, clock, early):
         self._job, self._evaluation, self._clock, self._early = job, evaluation, clock, early
-        self._every = job.config.run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
+        self._every = job.config.evaluation.eval_every or max(
+            1, job.num_rounds // (10 if evaluation.is_partial else 20)
+        )
 
     def after_round(self, now):
         if now.round % self._every == 0 or now.is_last:
@@ -111,7 +114,7 @@ class Result(OwnPart):
         if own.are_kept:
             x, buffers, everyone = federation.server.x, federation.store.buffers, range(job.context.num_clients)
             now.metrics = self._evaluation(x, buffers, federation.round_index, True, everyone)
-        if job.config.run.cross_site and federation.private:
+        if job.config.studies.cross_site and federation.private:
             self.crossed = cross_site.measure(job, own)
             now.tables = cross_site.tables(job, self.crossed)
         problem = None
@@ -152,7 +155,7 @@ class Completing(OwnPart):
             recorder.close()
             result, facts = self._describe(now)
             table = closing_table(job, recorder.last, now.metrics, f"{result}, in {recorder.folder}", facts)
-            print(table, flush=True)
+            say(table)
 
 
 def on_recording_rank(link, action):

@@ -11,13 +11,13 @@ from helpers import train
 from safetensors.torch import load_file
 
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.data.partitions import IID, Classes
 from fedmpi.data.source import DigitsSource
 from fedmpi.ground.errors import Stopped, UserError
 from fedmpi.ground.streams import generator
 from fedmpi.runs.folder import read_run
 from fedmpi.runs.recorder import Recorder
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train as train_here
 
 LABELS = np.repeat(np.arange(10), 60)

@@ -14,11 +14,11 @@ import fedmpi.algorithms
 import fedmpi.federation.rounds
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.federation.losses import Losses
 from fedmpi.ground.errors import Diverged
 from fedmpi.ground.registry import known
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 LOOKS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal"}
 METHODS = ("tolist", "numpy", "cpu", "__array__")  # torch reads CPU memory in them without an operator

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 import fedmpi
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.streams import FIRST, WHOLE
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 RANK = MPI.COMM_WORLD.rank
 RULES = ("fafed", "fedavg", "scaffold", "mimeadam", "local_amsgrad", "mb_storm", "fedadam", "fed_lamb")

@@ -291,7 +291,14 @@ def test_vectors_and_matrices_are_recorded_shown_and_drawn(tmp_path, capfd):
         class_names=("ill", "well", "unknown"),
     )
     run = fedmpi.train(
-        task=task, model=torch.nn.Linear(3, 3), rounds=2, out=tmp_path, name="run", algorithm="fedavg", threads=1
+        task=task,
+        model=torch.nn.Linear(3, 3),
+        rounds=2,
+        out=tmp_path,
+        name="run",
+        algorithm="fedavg",
+        threads=1,
+        verbose=True,
     )
     with torch.no_grad():
         right = sk.confusion_matrix(THREE, run.model(data.tensors[0]).argmax(1).numpy())

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.errors import Diverged
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 LOWEST = torch.finfo(torch.float32).min
 

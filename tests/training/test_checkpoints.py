@@ -28,7 +28,6 @@ import fedmpi.tasks
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.job.signals import StopSignals, stopping_signal
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.ground.errors import Diverged, Stopped, UserError
@@ -45,6 +44,7 @@ from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
 from fedmpi.training import loop
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 

@@ -9,12 +9,12 @@ import fedmpi.algorithms
 import fedmpi.oracles.autograd
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.federation.losses import Losses
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
 from fedmpi.runs.model_files import read_state
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 COMMON = "--clients 3 --participation 0.7 --local_steps 2 --batch_size 16 --threads 1"
 DRAWING = {"fedzo", "fafedzo"}  # directions, on the device that has the vectors: a GPU's generator is another

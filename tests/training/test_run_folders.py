@@ -14,7 +14,6 @@ import torch
 from trees import image, plant, snapshot
 
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import make_folder
 from fedmpi.ground.files.run_files import find_checkpoints, is_complete
@@ -22,6 +21,7 @@ from fedmpi.runs import lock
 from fedmpi.runs.checkpoints.files import remove_state, write_state
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train as train_here
 
 SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1"

@@ -12,12 +12,12 @@ from helpers import train
 from torch.nn import functional
 
 from fedmpi.comm.solo import SoloLink
-from fedmpi.config.build import read_command_line
 from fedmpi.data.source import DigitsSource
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.generators import seed_noise
 from fedmpi.ground.streams import derive
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.evaluation import Evaluation
 
 STEP, ROUNDS, LOCAL_STEPS = 0.1, 2, 3

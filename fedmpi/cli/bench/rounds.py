@@ -7,9 +7,9 @@ import torch
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.machine.memory import peak_memory, reset_peak_memory
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 NUM_BATCHES = 8  # minibatches that the floor's gradients take in turn
 
@@ -43,7 +43,7 @@ class Rounds:
         store = self.federation.store
         self._averages = store.block if store.outgoing is store.block else torch.empty_like(store.block)
         self.num_clients = self.job.context.num_clients
-        self.local_steps = self.config.run.local_steps
+        self.local_steps = self.config.rounds.local_steps
         self.dim = self.job.flat.dim
         gradients, nbytes = self._num_gradients(), self.link.traffic.nbytes
         self.run()

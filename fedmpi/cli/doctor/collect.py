@@ -56,7 +56,7 @@ def try_sum(link, transport, device="cpu"):
 def check_needs(link, ranks, config):
     """The checks of data, memory and run folder: list of `Check`."""
     try:
-        context = rank_context(config.run, link)
+        context = rank_context(config, link)
         check_common_files(link, config.task, context)
         task, error = config.task.load(context, config.partition), ""
     except (UserError, OSError, MemoryError) as met:
@@ -69,7 +69,7 @@ def check_needs(link, ranks, config):
         task.synchronise(link)
         sizes, error = _try_model(config, context, task)
         size, memory = _check_rows(link, ranks, config, context, sizes, allgather_texts(link, error))
-    return [data, memory, _check_folder(link, pathlib.Path(config.run.out), size)]
+    return [data, memory, _check_folder(link, pathlib.Path(config.folder.out), size)]
 
 
 def _try_model(config, context, task):

@@ -7,6 +7,7 @@ mymodule trusts a module of it. SETTINGS are those of fedmpi.train and override 
     mpirun -np 4 python -m fedmpi evaluate runs/fafed-silo-001 --data 'new_{client}.h5'
 """
 
+import dataclasses
 import importlib
 import itertools
 import pathlib
@@ -15,7 +16,9 @@ import sys
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.parser import Parser
 from fedmpi.comm.job.ranks import run_program, show
+from fedmpi.comm.settings import MachineSettings
 from fedmpi.config.grammar import assignments_of, last_text, parse_command_line, read_file, split_paper
+from fedmpi.data.settings import DataSettings
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_regular
 from fedmpi.ground.files.run_files import SETTINGS
@@ -23,12 +26,12 @@ from fedmpi.ground.text import short, table
 from fedmpi.training.build import make_federation, prepare, read_config
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.result import MOST_CELLS, metric_lines
+from fedmpi.training.settings import RunSettings
 
-# Settings of a run that say what a model is measured on, and how; all others are about its training.
-TAKEN = (
-    "clients", "weighting", "holdout", "seed", "private", "batch_size", "last_batch", "first_batch_size",
-    "evaluate_samples", "data_dir", "dtype", "device", "threads", "transport", "timeout", "tf32", "deterministic",
-)  # fmt: skip
+SECTIONS = (
+    DataSettings,
+    MachineSettings,
+)  # of a run, which say on what a model is measured
 GROUPS = ("task", "partition", "model", "algorithm", "oracle")
 NAMES_CODE = (*GROUPS, "task.metrics", "task.transform")  # settings whose value may be the dotted path of some code
 OURS = ("fedmpi.",)
@@ -85,10 +88,15 @@ def _of_run(folder, own, trusted):
     if not folder.is_dir() or not check_regular(folder / SETTINGS):
         return []
     settings, _ = split_paper(read_file(folder / SETTINGS, marks_quoted=True), folder / SETTINGS)
+    private = last_text(own, "private") or settings.get("private")
+    if private not in (None, "null"):
+        raise UserError("each client has a model of its own (--private): the run's last record has their results")
+    names = {field.name for section in SECTIONS for field in dataclasses.fields(section)}
+    names -= RunSettings.marked("each_start")
     taken, left_out = [], set()
     for key, text in assignments_of(settings, f"{folder / SETTINGS}"):
         group = key.partition(".")[0]
-        if key not in TAKEN and group not in GROUPS:
+        if key not in names and group not in GROUPS:
             continue
         name = key.lower()  # as `fedmpi.config.grammar.find_key` finds a setting: task.TRANSFORM is task.transform
         if name in NAMES_CODE and last_text(own, name) is None and (paths := _foreign(text, trusted)):
@@ -111,7 +119,7 @@ def _foreign(text, trusted):
 
 
 def _check(config):
-    if config.run.private is not None:
+    if config.layers.private is not None:
         raise UserError("each client has a model of its own (--private): the run's last record has their results")
     if not config.task.has_model:
         raise UserError("the task has no model to measure")

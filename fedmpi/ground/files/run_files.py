@@ -8,6 +8,7 @@ import stat
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import LOCK, MARK, check_regular, read_mark
 
+RUNS = "runs"  # the folder of run folders, unless --out names another
 SETTINGS = "settings.yaml"  # the run as resolved; `--config` repeats it
 RECORDS = "metrics.jsonl"  # one line of JSON per round, see `fedmpi.runs.record`
 MODEL = "model.safetensors"  # the trained tensors under their names; named last: with it a run is complete

@@ -7,6 +7,7 @@ a setting of another type refuses. Aliases, tags and repeated keys are refused.
 import pathlib
 import re
 import stat
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -173,7 +174,7 @@ def _represent_text(dumper: Any, text: str) -> Any:
 _Dumper.add_representer(str, _represent_text)
 
 
-def settings_text(settings: object) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
     """A nested dict of settings as the text of a settings file, which `read_settings_file` reads as the same dict."""
     return str(yaml.dump(settings, Dumper=_Dumper, sort_keys=False))
 

@@ -6,7 +6,6 @@ import torch
 
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.grammar import flatten
-from fedmpi.config.run import role
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
 from fedmpi.ground.machine.versions import versions
@@ -22,9 +21,6 @@ from fedmpi.runs.checkpoints.files import (
 )
 
 log = Log(__name__)
-
-MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, besides those of speed and place
-EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # of speed, unless evaluations decide what the result is
 
 
 def resume(run, clients_folder, run_name):
@@ -135,10 +131,8 @@ def _check_settings(run, manifest):
     changes = [
         f"{key} was {value}, now {now[key]}"
         for key, value in then.items()
-        if key in now and now[key] != value and _must_agree(key, run) and key.partition(".")[0] != "paper"
+        if key in now and now[key] != value and not {key, key.partition(".")[0]} & {"paper", *run.may_change}
     ]
-    if len(manifest["clients"]) != run.num_clients:
-        changes.append(f"clients was {len(manifest['clients'])}, now {run.num_clients}")
     if not changes and manifest["layout"] != describe_layout(run.flat):
         changes.append("the model's parameters, or their order in memory (channels_last)")
     recorded = manifest["architecture"]
@@ -163,13 +157,6 @@ def _check_settings(run, manifest):
     other = [f"{name} {old}" for name, old in manifest["versions"].items() if found.get(name, old) != old]
     if other and run.link.rank == 0:
         log.warning(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
-
-
-def _must_agree(key, run):
-    """Whether a setting influences what is learned, or, if evaluations decide it, what the result is."""
-    if key in EVALUATION and run.evaluations_decide:
-        return True
-    return role(key) not in ("speed", "place") and key not in MAY_DIFFER
 
 
 def _check_sees_checkpoints(run, clients_folder, manifest):

@@ -5,7 +5,6 @@ copied between two rounds and a thread writes the copy while training goes on. W
 round messages that all have written, rank 0 completes the checkpoint by its manifest.
 """
 
-import dataclasses
 import mmap
 import threading
 import time
@@ -42,21 +41,11 @@ UNKNOWN = 64 << 20  # bytes that are copied where the system does not say what i
 LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckpointRule:
-    """The settings `--checkpoint_...`: when checkpoints are written, how many are kept, where clients' files are."""
-
-    every: int | None = None
-    minutes: float = 10.0
-    keep: int = 2
-    clients: str | None = None
-
-
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        run: a `fedmpi.runs.loop.run.Run`. rule: a `CheckpointRule`.
+        run: a `fedmpi.runs.loop.run.Run`. settings: a `FolderSettings`.
         own: function without arguments: the state of the run's loop: name -> number.
         check: called before each checkpoint; it raises an error on all ranks if the state is not a good one.
 
@@ -64,8 +53,8 @@ class Checkpoints:
         AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
     """
 
-    def __init__(self, run, rule, own=dict, check=lambda: None):
-        self._run, self._rule, self._own, self._check = run, rule, own, check
+    def __init__(self, run, settings, own=dict, check=lambda: None):
+        self._run, self._settings, self._own, self._check = run, settings, own, check
         self._run_name = unique_name(run.folder, run.identity)
         # Round after which there is a complete checkpoint -> client -> (round after which its file was written, size,
         # checksum): of a lost client an earlier one, or None.
@@ -82,12 +71,15 @@ class Checkpoints:
         """This rank's bits of `Federation.requests`; rank 0's clock decides when one is due. Not collective."""
         if self._thread is not None:
             return WRITING if self._thread.is_alive() else FAILED if self._thread.problem else 0
-        is_due = self._rule.minutes > 0 and time.monotonic() - self._began >= 60 * self._rule.minutes
+        is_due = (
+            self._settings.checkpoint_minutes > 0
+            and time.monotonic() - self._began >= 60 * self._settings.checkpoint_minutes
+        )
         return DUE if is_due and self._run.link.rank == 0 else 0
 
     def is_due(self):
         """Complete what is written; whether a checkpoint is due after this round, which `begin` may write then."""
-        federation, every = self._run.federation, self._rule.every
+        federation, every = self._run.federation, self._settings.checkpoint_every
         if self._thread is not None and not federation.requests & WRITING:
             self._end(federation.requests & FAILED)
         is_due = bool(federation.requests & DUE or (every and federation.round_index % every == 0))
@@ -132,20 +124,20 @@ class Checkpoints:
 
     def restore(self):
         """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
-        loop, manifests = resume(self._run, self._rule.clients, self._run_name)
+        loop, manifests = resume(self._run, self._settings.checkpoint_clients, self._run_name)
         for manifest in manifests:
             self._complete[manifest["round"]] = {int(client): file for client, file in manifest["clients"].items()}
         return loop, manifests[0]
 
     def _make_client_folders(self):
-        for client in self._run.clients if self._rule.clients else ():
+        for client in self._run.clients if self._settings.checkpoint_clients else ():
             try:
                 make_folders(self._client_file(0, client).parent.parent)
             except OSError as error:
                 raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_file(self, round_index, client):
-        pattern, rank = self._rule.clients, self._run.link.rank
+        pattern, rank = self._settings.checkpoint_clients, self._run.link.rank
         return client_file(pattern, self._run.folder, round_index, client, rank, self._run_name)
 
     def _end(self, failed):
@@ -207,7 +199,7 @@ class Checkpoints:
     def _prune(self):
         """Remove what does not belong to the newest checkpoints."""
         before = self._files()
-        kept = sorted(self._complete)[-self._rule.keep :]
+        kept = sorted(self._complete)[-self._settings.checkpoint_keep :]
         self._complete = {number: self._complete[number] for number in kept}
         needed = self._files()
         for client, number in before - needed:

@@ -33,7 +33,7 @@ class Now:
         self.tables: dict[str, Any] = {}
 
     @property
-    def record(self) -> dict[str, float]:
+    def record(self) -> dict[str, Any]:
         """The record of the round as it would be now: its amounts, loss and times, and the facts so far."""
         return {**self._run.record(self.loss), **self.facts}
 

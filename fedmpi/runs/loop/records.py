@@ -28,7 +28,7 @@ class Records(OwnPart):
         self,
         recorder: Recorder | None,
         make: Callable[[RunLock], Recorder] | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self._recorder, self._make, self._settings = recorder, make, settings
         self._run: Any = None  # from `open` on
@@ -71,7 +71,7 @@ class Records(OwnPart):
         path = self._run.folder / RECORDS
         position = path.read_bytes().rfind(b"\n") + 1
         recorder = self._make(RunLock(self._run.folder))
-        recorder.begin(self._settings, position, recorder.last_round())
+        recorder.begin(self._settings or {}, position, recorder.last_round())
         for record, metrics in self._recent:
             if record["round"] > recorder.last.get("round", 0):
                 recorder.round(record, metrics)

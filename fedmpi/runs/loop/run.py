@@ -8,7 +8,7 @@ import functools
 import operator
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedmpi.ground.errors import UserError
@@ -58,7 +58,7 @@ class Run:
         recorder: function without arguments: the `Recorder` on the rank that records now, None elsewhere.
         record: function of a round's loss: the amounts and the loss of the last round, see `fedmpi.runs.record`.
         state, restore: what a checkpoint contains of the federation, and what lets it go on from there.
-        evaluations_decide: whether evaluations decide what the result is, or when the run ends.
+        may_change: names of settings that may have other values when the run is resumed.
         clock: the `Clock`.
     """
 
@@ -75,7 +75,7 @@ class Run:
     record: Callable[[float], dict[str, float]]
     state: Callable[[], dict[str, Any]]
     restore: Callable[[Mapping[str, Any]], object]
-    evaluations_decide: bool = False
+    may_change: Collection[str] = ()
     clock: Clock = dataclasses.field(default_factory=Clock)
 
 

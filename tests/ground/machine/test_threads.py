@@ -14,9 +14,9 @@ import torch
 from helpers import PROGRAMS, ROOT, execute, launch_words
 
 import fedmpi
+from fedmpi.comm.settings import MachineSettings
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.run import RunSettings
 from fedmpi.ground.machine import cores
 from fedmpi.ground.machine.cores import choose_threads, usable_cores
 from fedmpi.own_loop import base
@@ -92,7 +92,7 @@ def test_a_number_that_other_processes_might_change_becomes_a_setting(monkeypatc
     monkeypatch.setattr(build, "choose_threads", lambda *_: found)
     before = torch.get_num_threads()
     try:
-        assert build._take_threads(RunSettings(**settings), MPILink(MPI.COMM_SELF))[1] == recorded
+        assert build._take_threads(MachineSettings(**settings), MPILink(MPI.COMM_SELF))[1] == recorded
     finally:
         torch.set_num_threads(before)
 

@@ -14,10 +14,11 @@ from fedmpi.comm.agreement import share
 from fedmpi.ground.files.own_files import write_mark
 from fedmpi.ground.text import format_bytes, format_table
 from fedmpi.runs.checkpoints.files import pieces, write_state
-from fedmpi.runs.checkpoints.writer import CheckpointRule, Checkpoints
+from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.loop.run import Run
 from fedmpi.runs.recorder import Recorder
+from fedmpi.runs.settings import FolderSettings
 
 MOST_ROUNDS = 100  # in a turn
 TARGET = 0.7  # of the disk's sequential speed
@@ -35,7 +36,7 @@ def measure(bench):
     recorder = Recorder(RunLock(folder), 1) if rank == 0 else None
     identity = share(rounds.link, lambda: recorder.identity)
     try:
-        checkpoints = Checkpoints(_run(rounds, folder, identity, recorder), CheckpointRule())
+        checkpoints = Checkpoints(_run(rounds, folder, identity, recorder), FolderSettings())
         _measure_rounds(bench, workload, rounds, checkpoints)
         _measure_speed(bench, workload, rounds, folder)
     finally:

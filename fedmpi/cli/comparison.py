@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fedmpi.config.run import role
 from fedmpi.ground.text import format_metric
 from fedmpi.runs.folder import RunFolder
+from fedmpi.training.settings import RunSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def problems(runs: Sequence[RunFolder]) -> list[Problem]:
 
 def distinguishes_methods(key: str) -> bool:
     """Whether runs that differ in a setting are different methods, or even problems."""
-    return role(key) in ("learning", "problem")
+    return RunSettings.role(key) in ("learning", "problem")
 
 
 def problem_name(settings: dict[str, Any]) -> str:
@@ -99,7 +99,7 @@ def setting_in_words(key: str, value: object) -> str:
 
 def _problems_of_a_name(runs: Sequence[RunFolder]) -> list[Problem]:
     """The `Problem`s of runs whose `problem_name` is the same."""
-    keys = [key for key in _common(runs) if role(key) == "problem"]
+    keys = [key for key in _common(runs) if RunSettings.role(key) == "problem"]
     groups = _sort_by(runs, functools.partial(_values, keys=keys))
     differing = _differing(groups, keys)
     return [Problem(_label(problem_name(group[0].settings), group, differing), _methods(group)) for group in groups]
