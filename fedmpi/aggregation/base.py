@@ -84,7 +84,6 @@ class Aggregation(Part):
         self.start = self.block[:0]
         self.codec: Codec | None = None
         self._adds_weighted = self._takes_weight()
-        # What `average` does not fill is then found, as far as its memory is not that of the rows.
         self._is_out_free = type(self).add is Aggregation.add and len(self.clients) != 1
 
     def _takes_weight(self) -> bool:
@@ -160,11 +159,10 @@ class Aggregation(Part):
         # Alone on its rank, a client works in the block, where the rows stay.
         self.kept[client] = rows if len(self.clients) == 1 else rows.clone()
 
-    def fill(self, out: torch.Tensor) -> None:
-        """Call `average`."""
+    def spoil(self, out: torch.Tensor) -> None:
+        """Before `average`: what it does not fill is then found, as far as its memory is not that of the rows."""
         if self._is_out_free:
             out.fill_(math.nan)
-        self.average(out)
 
     @abc.abstractmethod
     def average(self, out: torch.Tensor) -> None:

@@ -33,7 +33,7 @@ class Records:
         recorder = self.recorder()  # if this rank has become rank 0, it first writes what is missing
         if newly_lost:
             record = {**record, LOST: sorted(newly_lost)}
-        if left_out := self._job.federation.left_out:
+        if left_out := self._job.federation.left_out.clients:
             record = {**record, LEFT_OUT: sorted(left_out)}
         self._recent = [*self._recent[-1:], (record, metrics)]
         if recorder is not None:
