@@ -1,9 +1,7 @@
 """What an aggregation is: one object per rank that turns the participants' rows into the server's."""
 
 import abc
-import contextlib
 import dataclasses
-import inspect
 import math
 from collections.abc import Iterable
 from typing import ClassVar
@@ -11,18 +9,16 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Layout, Moment
-from fedmpi.aggregation.words import of_length, reduce_words
-from fedmpi.comm.link import Link, Reduce, Slices
+from fedmpi.aggregation.slices import Slicing
+from fedmpi.aggregation.words import takes_weight
+from fedmpi.comm.link import Link
 from fedmpi.ground.errors import UserError
-from fedmpi.ground.part import Part
-from fedmpi.ground.registry import command_name
 from fedmpi.ground.settings import check
 
 
 @dataclasses.dataclass(kw_only=True)
-class Aggregation(Part):
+class Aggregation(Slicing):
     """Base of all aggregations; its settings are its fields.
 
     In every exchange a federation calls `begin`, then `add` after each turn of a client of this rank, then `average`.
@@ -79,31 +75,12 @@ class Aggregation(Part):
         """Get the memory. Collective on the link; called once, before the first exchange."""
         self.link, self.layout, self.clients = link, layout, list(clients)
         ends = link.allgather([len(self.clients)])[:, 0].astype(int).cumsum()
-        self._of_all_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
+        self.clients_of_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
         self.block = self.allocate(layout.numel)
         self.start = self.block[:0]
-        self.codec: Codec | None = None
-        self._adds_weighted = self._takes_weight()
+        self.codec = None
+        self._adds_weighted = takes_weight(self.add, self.called)
         self._is_out_free = type(self).add is Aggregation.add and len(self.clients) != 1
-
-    def _takes_weight(self) -> bool:
-        """Whether `add` is to get the weight, too.
-
-        Raises:
-            UserError: if it takes other arguments.
-        """
-        parameters = inspect.signature(self.add)
-        for arguments in ((0, self.block, 1.0), (0, self.block)):
-            with contextlib.suppress(TypeError):
-                parameters.bind(*arguments)
-                return len(arguments) > 2
-        raise UserError(f"{self.called}: add{parameters}: expected add(client, rows, weight) or add(client, rows)")
-
-    @property
-    def called(self) -> str:
-        """Its name in messages."""
-        written = f" in codec {command_name(type(self.codec))}" if vars(self).get("codec") is not None else ""
-        return f"aggregation {command_name(type(self))}{written}"
 
     def allocate(self, numel: int) -> torch.Tensor:
         """[numel] zeros where the link sums fastest, or, without `exposes_rows`, of this process alone. Collective."""
@@ -120,7 +97,7 @@ class Aggregation(Part):
         """
         self.moment, self.weights = moment, dict(weights)
         self._check_number()
-        self.kept: dict[int, torch.Tensor] = {}
+        self.kept = {}
         if self.codec is not None:
             self.codec.begin(moment)
 
@@ -178,48 +155,3 @@ class Aggregation(Part):
     def reorder_end(self, order: torch.Tensor) -> None:
         """Put the last elements of what was added into another order, [k] positions among them."""
         raise NotImplementedError(f"{type(self).__name__} leaves out constants: expected that it defines reorder_end")
-
-    def vectors(self) -> list[torch.Tensor]:
-        """What this rank's clients have sent, in the order of their numbers."""
-        return [self.kept[client] for client in sorted(self.kept)]
-
-    def reduce_slices(self, reduce: Reduce, out: torch.Tensor) -> None:
-        """Let every rank reduce one slice of what `add` has kept of all participants; for `average`.
-
-        Where one client works alone (CE-LSGD draws one), its rows are taken as they are.
-
-        Args:
-            reduce: see `Link.exchange_slices`; its `Slices` are in the order of the ranks and of their clients, whose
-                numbers they have, too.
-            out: see `average`.
-        """
-        of_present = (self._of_all_ranks[rank] for rank in self.link.members)
-        clients = [client for of_rank in of_present for client in sorted(of_rank) if client in self.weights]
-
-        def of_several(slices: Slices) -> torch.Tensor:
-            slices.clients = clients
-            if len(slices) == 1:
-                return slices[0]
-            return of_length(slices[0].numel(), reduce(slices), f"{self.called}: what reduces slices returned")
-
-        if self.codec is None or self.are_numbers:
-            self.link.exchange_slices(self.vectors(), of_several, out)
-        else:
-            reduce_words(self, self.codec, of_several, out)
-
-    @property
-    def are_numbers(self) -> bool:
-        """Whether the current exchange is one of numbers, which travel as they are."""
-        return all(self.layout.kinds.get(row) == "number" for row in self.moment.rows)
-
-    @property
-    def end_of_rows(self) -> int:
-        """Where the float buffers begin in the current region."""
-        return len(self.moment.rows) * self.layout.dim
-
-    def clamp_squares(self, out: torch.Tensor) -> None:
-        """A mean of squares is never below 0: mend it in an `out` that a codec has written."""
-        dim = self.layout.dim
-        for number, row in enumerate(self.moment.rows):
-            if self.layout.kinds.get(row) == "square":
-                out[number * dim : (number + 1) * dim].clamp_(min=0)

@@ -9,7 +9,7 @@ from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
 from fedmpi.aggregation.words import of_length
-from fedmpi.comm.link import Slices
+from fedmpi.comm.vectors import Slices
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -26,7 +26,7 @@ class Reproducible(Aggregation):
 
     def allocate(self, numel: int) -> torch.Tensor:
         """The first partial sum."""
-        self._placement = Placement(self._of_all_ranks)
+        self._placement = Placement(self.clients_of_ranks)
         stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
         everything = super().allocate(self._placement.num_slots * stride)
         self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]

@@ -4,7 +4,8 @@ from typing import Any
 
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.comm.agreement import agreed_error
-from fedmpi.comm.link import Link, describe_clients
+from fedmpi.comm.link import Link
+from fedmpi.comm.ranks import describe_clients
 from fedmpi.federation.client import Client
 from fedmpi.federation.client_state import copied, state_of_client, undo
 from fedmpi.federation.losses import when_in

@@ -13,7 +13,8 @@ from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm, Exchange
 from fedmpi.comm.agreement import agreed_error
-from fedmpi.comm.link import Link, RanksLost
+from fedmpi.comm.link import Link
+from fedmpi.comm.ranks import RanksLost
 from fedmpi.federation.average_check import check_average
 from fedmpi.federation.changed_buffers import check_seen
 from fedmpi.federation.client import Client, named_in_errors
@@ -52,8 +53,8 @@ class Federation(Parts):
     `begin_turn` and `end_turn` instead of `work` (`fedmpi.federation.own_steps`, `fedmpi.own_loop`).
 
     All state that outlasts a round is in its clients, its server, its aggregation and stages, and itself. If ranks are
-    lost in a round and the link goes on without them (`Link.survive`), the round is repeated from its start: it is then
-    one that was planned without them.
+    lost in a round and the link goes on without them (`Ranks.survive`), the round is repeated from its start, planned
+    without them.
 
     Args, besides those of `Parts`:
         observe: called as `observe(federation, round_index, step, client)` after the start, after
@@ -231,7 +232,10 @@ class Federation(Parts):
             self.left_out.leave_out(self._losses.left_out, self.current, self.link, self.aggregation)
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
-        self.store.average()
+        out = self.store.sent(self.store.block)
+        self.aggregation.spoil(out)
+        self.aggregation.average(out)
+        tail.average(self.store.block, self.aggregation)
         self._check_lost()
         check_average(self, rows)
         self.seconds["communication"] += time.perf_counter() - began

@@ -128,10 +128,3 @@ class RowStore:
         self.tail.end_turn(position, None if is_left_out else self.aggregation.weights[client])
         if self._unsent is not None:
             self._unsent[position, self.region.stop :].copy_(self.work[self.region.stop :])
-
-    def average(self) -> None:
-        """Put the averages over the participants of all ranks into `block`. Collective on the link."""
-        out = self.sent(self.block)
-        self.aggregation.spoil(out)
-        self.aggregation.average(out)
-        self.tail.average(self.block, self.aggregation)

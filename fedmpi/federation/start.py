@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedmpi.algorithms.base import Exchange
-from fedmpi.comm.link import RanksLost
+from fedmpi.comm.ranks import RanksLost
 from fedmpi.federation.parts import Parts
 from fedmpi.federation.state import go_back, kept_state, work_alone
 

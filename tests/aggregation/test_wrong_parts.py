@@ -19,7 +19,7 @@ class Stacked(Aggregation):
     """The mean of the rows; each other class here changes one thing."""
 
     def average(self, out):
-        out.copy_(torch.stack(self.vectors()).mean(0))
+        out.copy_(torch.stack(self.kept_regions()).mean(0))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class Fills(Stacked):
 @dataclasses.dataclass(kw_only=True)
 class HalfFills(Stacked):
     def average(self, out):
-        out[:1] = torch.stack(self.vectors()).mean(0)[:1]
+        out[:1] = torch.stack(self.kept_regions()).mean(0)[:1]
 
 
 @dataclasses.dataclass(kw_only=True)

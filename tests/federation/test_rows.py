@@ -62,7 +62,7 @@ def summed(aggregation, values, participants):
         store.begin_turn(client)
         store.client_rows(client)["x"].fill_(values[client])
         store.end_turn(client, client)
-    store.average()
+    store.aggregation.average(store.sent(store.block))
     assert divided_by == [len(participants)]
     return store.averaged_rows()["x"].item()
 
@@ -93,7 +93,7 @@ def test_without_participants_the_sum_is_zero(num_local):
     store.client_rows(0)["x"].fill_(7)
     store.begin_exchange(("x",), True)
     store.aggregation.begin(Moment(0, 0, ("x",), store.region), {num_local: 1})  # of another rank
-    store.average()
+    store.aggregation.average(store.sent(store.block))
     assert torch.equal(store.averaged_rows()["x"], torch.zeros(3))
 
 
