@@ -44,7 +44,7 @@ class Aggregation(Slicing):
         link: the `Link`. layout: the `Layout`. clients: numbers of this rank's clients, in the order of their turns.
         block: [numel] the memory in which the only client of a rank works, and where the averages are then.
         moment: the current `Moment`. weights: number -> weight of the clients that take part, on all ranks.
-        kept: number -> what `add` has taken, of this rank's clients.
+        kept: number -> region that `add` has taken, of this rank's clients.
         start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region, 0 for
             differences, and of the buffers. Where no client has changed a buffer, rows have the same values.
         codec: the `Codec` in which rows travel, or None; with it, there is `start`, too.
@@ -108,12 +108,12 @@ class Aggregation(Slicing):
                 f"not {len(self.weights)}: expected more participants, or another aggregation"
             )
 
-    def take(self, client: int, rows: torch.Tensor) -> None:
+    def take(self, client: int, region: torch.Tensor) -> None:
         """Call `add`, which may do without the weight."""
-        self.add(client, rows, *([self.weights[client]] if self._adds_weighted else []))
+        self.add(client, region, *([self.weights[client]] if self._adds_weighted else []))
 
-    def skip(self, client: int, rows: torch.Tensor) -> None:  # noqa: B027  most keep what they have so far
-        """Take note that a client of this rank is left out, instead of `add`; its [n] `rows` may be overwritten."""
+    def skip(self, client: int, region: torch.Tensor) -> None:  # noqa: B027  most keep what they have so far
+        """Take note that a client of this rank is left out, instead of `add`; its [n] region may be overwritten."""
 
     def leave_out(self, clients: Iterable[int]) -> None:
         """From now on, the exchange is one without some clients of all ranks; before `average`. Not collective.
@@ -124,20 +124,20 @@ class Aggregation(Slicing):
         self.weights = {client: weight for client, weight in self.weights.items() if client not in set(clients)}
         self._check_number()
 
-    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
-        """Take what a client of this rank sends. Not collective. A class may define it as ``add(client, rows)``, too.
+    def add(self, client: int, region: torch.Tensor, weight: float) -> None:
+        """Take what a client of this rank sends. Not collective. A class may define it as ``add(client, region)``, too.
 
         Args:
             client: its number, one of those that take part.
-            rows: [n] the current region, contiguous, not yet multiplied by the weight; it may be overwritten, and
-                contains something else after the call.
+            region: [n] the rows that are averaged now, contiguous, not yet multiplied by the weight; it may be
+                overwritten, and contains something else after the call.
             weight: of the client, as in `weights`.
         """
         # Alone on its rank, a client works in the block, where the rows stay.
-        self.kept[client] = rows if len(self.clients) == 1 else rows.clone()
+        self.kept[client] = region if len(self.clients) == 1 else region.clone()
 
     def spoil(self, out: torch.Tensor) -> None:
-        """Before `average`: what it does not fill is then found, as far as its memory is not that of the rows."""
+        """Before `average`: what it does not fill is then found, as far as its memory is not that of a region."""
         if self._is_out_free:
             out.fill_(math.nan)
 
@@ -149,7 +149,7 @@ class Aggregation(Slicing):
         without them.
 
         Args:
-            out: [n] the current region; on a rank with one client it is the memory of the rows that were added.
+            out: [n] the region of the server's block; on a rank with one client it is the one that was added.
         """
 
     def reorder_end(self, order: torch.Tensor) -> None:

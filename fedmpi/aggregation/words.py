@@ -67,4 +67,4 @@ def takes_weight(add: Callable[..., None], who: str) -> bool:
         with contextlib.suppress(TypeError):
             parameters.bind(*arguments)
             return len(arguments) > 2
-    raise UserError(f"{who}: add{parameters}: expected add(client, rows, weight) or add(client, rows)")
+    raise UserError(f"{who}: add{parameters}: expected add(client, region, weight) or add(client, region)")
