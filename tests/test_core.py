@@ -1,4 +1,4 @@
-"""The page for newcomers is true: its files and its examples are short, and so is the way from a round to a gradient."""
+"""The page for newcomers is true: its files and examples are short, and so is the way from a round to a gradient."""
 
 import json
 import re
