@@ -142,7 +142,7 @@ SHAPE = r"expected a tensor of shape \[3\]"
         ({"aggregation": Shorter()}, rf"aggregation shorter: what reduces .* a tensor of shape \[2\]: {SHAPE}"),
         ({"aggregation": OfSeveral()}, rf"aggregation ofseveral: .* returned a tensor of shape \[3, 3\]: {SHAPE}"),
         ({"aggregation": Nothing()}, f"aggregation nothing: .* returned a NoneType: {SHAPE}"),
-        ({"aggregation": Named()}, r"aggregation named: add\(client, rows, \*, weight\): expected add\(client, rows"),
+        ({"aggregation": Named()}, r"aggregation named: add\(client, rows, \*, weight\): expected add\(client, region"),
         ({"stages": [Puts()]}, r"stage puts has put another tensor in the place of sent.rows\['x'\]: expected"),
         ({"stages": [Removes()]}, r"stage removes has put another tensor in the place of sent.rows\['x'\]"),
         ({"codec": Every()}, rf"aggregation mean in codec every: decode .* shape \[2\]: {SHAPE}"),
