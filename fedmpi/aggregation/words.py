@@ -1,11 +1,14 @@
-"""Slices of rows that travel in a codec, and checks of what a part of the user's returns."""
+"""Slices of rows that travel in a codec, and checks of what a part of the user's takes and returns."""
 
+import contextlib
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fedmpi.aggregation.codecs.base import Codec
-from fedmpi.comm.link import Reduce, Slices
+from fedmpi.comm.vectors import Reduce, Slices
 from fedmpi.ground.errors import UserError
 
 
@@ -26,7 +29,7 @@ def reduce_words(aggregation: Any, codec: Codec, reduce: Reduce, out: torch.Tens
         result = reduce(Slices((read(each).add_(began) for each in words), words.place))
         return result if is_exact else write(moves(result, began, end - words.place.start))
 
-    sent, written = [write(moves(rows, start, end)) for rows in aggregation.vectors()], write(start)
+    sent, written = [write(moves(rows, start, end)) for rows in aggregation.kept_regions()], write(start)
     result = torch.empty_like(out if is_exact else written)
     aggregation.link.exchange_slices(sent, of_words, result, written.dtype)
     out.copy_(result if is_exact else read(result).add_(start))
@@ -51,3 +54,17 @@ def moves(rows: torch.Tensor, start: torch.Tensor, num_finite: int) -> torch.Ten
     if end < len(rows):
         difference[end:] = torch.where(rows[end:] == start[end:], 0, difference[end:])
     return difference
+
+
+def takes_weight(add: Callable[..., None], who: str) -> bool:
+    """Whether an aggregation's `add` is to get the weight, too.
+
+    Raises:
+        UserError: if it takes other arguments; `who` begins the message.
+    """
+    parameters = inspect.signature(add)
+    for arguments in ((0, None, 1.0), (0, None)):
+        with contextlib.suppress(TypeError):
+            parameters.bind(*arguments)
+            return len(arguments) > 2
+    raise UserError(f"{who}: add{parameters}: expected add(client, region, weight) or add(client, region)")

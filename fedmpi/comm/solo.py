@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedmpi.comm.link import Link, Reduce, Slices
+from fedmpi.comm.link import Link
 from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
+from fedmpi.comm.vectors import Reduce, Slices
 from fedmpi.ground.machine.cores import count_at_a_time, usable_cores
 
 

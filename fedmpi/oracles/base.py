@@ -3,15 +3,36 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from fedmpi.ground.part import Part
 from fedmpi.ground.settings import check
 
 if TYPE_CHECKING:
     from fedmpi.oracles.flat_module import FlatModule
+
+
+class Client(Protocol):
+    """What an oracle uses and keeps of its client, a `fedmpi.federation.client.Client`, which owns it."""
+
+    buffers: torch.Tensor  # [num_buffers] the model's float buffers, as it has them during its turn
+    counters: list[torch.Tensor]  # the model's integer buffers as this client left them
+    carried: dict[str, Any]  # what one sample leaves to the next one (a recurrent state)
+    num_draws: int  # samples drawn so far
+    num_gradients: int  # evaluated so far
+
+    @property
+    def index(self) -> int: ...
+
+
+class Task(Protocol):
+    """What an oracle asks of a task (`fedmpi.tasks`)."""
+
+    def batch(self, client: int, indices: Any, *carried: dict[str, Any]) -> Any: ...
+    def loss(self, module: nn.Module, batch: Any) -> torch.Tensor: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +55,7 @@ class LocalObjective:
 
     Args:
         flat: the `FlatModule`, shared by the clients of a rank.
-        task: gives `loss(module, batch)` and `batch(client, indices)` (`fedmpi.tasks`).
+        task: gives the loss and the minibatches.
         sampler: `sampler(number) -> indices` into the client's rows, number = 0, 1, 2, ...,
             FIRST for the initial batch and WHOLE for all rows (`fedmpi.data.sampler`).
         seed: of the run; the noise of sample t is the stream (seed, "noise", client, t).
@@ -45,7 +66,7 @@ class LocalObjective:
     """
 
     flat: "FlatModule"
-    task: Any
+    task: Task
     sampler: Callable[[int], Any]
     seed: int = 0
     clip_norm: float | None = None
@@ -69,19 +90,18 @@ class OracleKind(Part):
         """
         raise NotImplementedError
 
-    def make(self, client: Any, objective: LocalObjective, workspace: Any) -> "Oracle":
+    def make(self, client: Client, objective: LocalObjective, workspace: Any) -> "Oracle[Any]":
         """The `Oracle` of one `Client` with its `LocalObjective`; `workspace` is what the method returned."""
         raise NotImplementedError
 
 
-class Oracle(abc.ABC):
+Drawn = TypeVar("Drawn")  # what an oracle draws: a `Sample`, or what stands for one
+
+
+class Oracle(abc.ABC, Generic[Drawn]):
     """How a client answers for its data: samples, and gradients on them. Not collective.
 
-    What it must remember from one round to the next it keeps in its client, which owns it:
-    `num_draws`, `num_gradients`, `counters`, `carried`.
-
-    Args:
-        client: a `fedmpi.federation.client.Client`.
+    What it must remember from one round to the next it keeps in its `client`.
 
     Attributes:
         kind: the `OracleKind` that made it, or None.
@@ -89,7 +109,7 @@ class Oracle(abc.ABC):
 
     kind: OracleKind | None = None
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
 
     def expect(self, num_draws: int) -> None:  # noqa: B027  most oracles make nothing ahead
@@ -103,23 +123,23 @@ class Oracle(abc.ABC):
         """
 
     @abc.abstractmethod
-    def draw(self) -> Sample:
+    def draw(self) -> Drawn:
         """The next sample ξ of this client's stream."""
 
     @abc.abstractmethod
-    def draw_first(self) -> Sample:
+    def draw_first(self) -> Drawn:
         """The initial batch B_0, from a stream of its own; drawing it changes no other sample."""
 
     @abc.abstractmethod
-    def whole(self) -> Sample:
+    def whole(self) -> Drawn:
         """All data of this client as one sample, for exact gradients of f_i."""
 
     @abc.abstractmethod
-    def gradient(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
+    def gradient(self, z: torch.Tensor, xi: Drawn) -> torch.Tensor:
         """∇f_i(z; ξ): a [dim] row that stays valid until the next call; its ascent block is negated."""
 
     @abc.abstractmethod
-    def gradient_pair(self, z: torch.Tensor, z_prev: torch.Tensor, xi: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient_pair(self, z: torch.Tensor, z_prev: torch.Tensor, xi: Drawn) -> tuple[torch.Tensor, torch.Tensor]:
         """(∇f_i(z; ξ), ∇f_i(z_prev; ξ)), two [dim] rows that stay valid until the next call.
 
         Both see the same minibatch, dropout masks and directions; only the first updates the running

@@ -8,7 +8,7 @@ import tempfile
 
 import torch
 
-from fedmpi.comm.link import describe_clients
+from fedmpi.comm.ranks import describe_clients
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.ground.registry import command_name

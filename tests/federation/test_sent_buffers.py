@@ -68,7 +68,7 @@ def run(algorithm, reduction, rounds=4, state=None, participants=None):
 @pytest.mark.parametrize("algorithm", [FedAvg(), FAFED(), MimeAdam()])
 def test_what_a_client_changes_is_averaged_and_nothing_else(algorithm, reduction):
     federation = run(algorithm, reduction)
-    buffers, names = federation.store.buffers, [parts()[k].name for k in sorted(federation.store.sent.sent)]
+    buffers, names = federation.store.buffers, [parts()[k].name for k in sorted(federation.store.tail.sent.sent)]
     assert names == ["late", "mean"]
     constant = [0, 1, 3, 4, 5]
     assert torch.equal(buffers[constant].view(torch.int64), START[constant].view(torch.int64))

@@ -133,6 +133,6 @@ def test_the_round_ends_with_the_client_and_its_row(monkeypatch):
         if client is not None and client.index == 1 and step == 1:
             client.m[3] = torch.nan
 
-    federation._observe = spoil
+    federation.observe = spoil
     with pytest.raises(Diverged, match="row m of client 1 on rank 0 has values that are not finite"):
         federation.run_round()

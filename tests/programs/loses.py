@@ -17,6 +17,7 @@ import time
 from mpi4py import MPI
 
 import fedmpi.training.build
+from fedmpi.aggregation import Aggregation
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
 from fedmpi.federation.losses import Reports
@@ -79,7 +80,7 @@ def late(wait, seconds):
 for owner, name, event in [
     (RowStore, "begin_turn", "turn"),
     (Reports, "exchange", "losses"),
-    (RowStore, "average", "sum"),
+    (Aggregation, "spoil", "sum"),
     (Survivors, "_agree", "agree"),
     (Survivors, "_shrink", "shrink"),
     (Evaluation, "__call__", "evaluation"),

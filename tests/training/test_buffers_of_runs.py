@@ -43,7 +43,7 @@ def federation_of(words, rounds=3):
     start = federation.store.buffers.clone()
     for _ in range(rounds):
         federation.run_round()
-    return federation, dict(zip((p.name for p in federation.store.sent.parts), federation.store.sent.parts)), start
+    return federation, {part.name: part for part in federation.store.tail.sent.parts}, start
 
 
 def name_of(cls):

@@ -41,7 +41,7 @@ class Rounds:
         self.federation = self.job.federation
         self.federation.start()
         store = self.federation.store
-        self._averages = store.block if store.outgoing is store.block else torch.empty_like(store.block)
+        self._averages = store.block if store.aggregation.block is store.block else torch.empty_like(store.block)
         self.num_clients = self.job.context.num_clients
         self.local_steps = self.config.rounds.local_steps
         self.dim = self.job.flat.dim
@@ -87,7 +87,7 @@ class Rounds:
 
     def communicate(self):
         """The communication of one round and nothing else."""
-        self.link.average(self.federation.store.outgoing, self.link.size, out=self._averages)
+        self.link.average(self.federation.aggregation.block, self.link.size, out=self._averages)
 
     def close(self):
         """Free the shared memory; the federation cannot be used afterwards. Collective."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmpi.comm.link import lowest_true
+from fedmpi.comm.ranks import lowest_true
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums.waiting import Waiter
 from fedmpi.ground.machine.cores import count_at_a_time, usable_cores, work_since_start
