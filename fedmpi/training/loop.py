@@ -156,9 +156,11 @@ class _Training:
 def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds):
     """The `_Training`. `start_seconds`: function without arguments: those before the first round. Collective."""
     config, federation, task = job.config, job.federation, job.task
-    records = Records(
-        recorder, lambda lock: Recorder(lock, job.num_rounds, make_trackers(config.folder.track)), job.settings
-    )
+
+    def make_recorder(lock):
+        return Recorder(lock, job.num_rounds, make_trackers(config.folder.track))
+
+    records = Records(job.link, folder, recorder, make_recorder, job.settings)
     run = Run(
         link=job.link,
         federation=federation,
@@ -175,7 +177,6 @@ def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds
         restore=federation.restore,
         may_change=config.may_change,
     )
-    records.open(run)
     own = OwnResults(federation, config.evaluation, task.goal)
     num_alone = job.context.num_clients if federation.private.is_everything else 0
     early = EarlyStopping(config.evaluation, task.goal, job.link, callbacks, num_alone)

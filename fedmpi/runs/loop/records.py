@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedmpi.comm.link import Link
 from fedmpi.ground.files.run_files import RECORDS
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.loop.part import Now, OwnPart
@@ -19,41 +21,41 @@ class Records(OwnPart):
     """Writes a record after every round, and what was measured of the result.
 
     Args:
-        recorder: on rank 0, None elsewhere.
-        make: function of the folder's `RunLock`: a recorder that takes the place of a lost one; None: no rank may be
-            lost. settings: of the run, which that one writes.
+        link, folder: the `Link`, and the path of the run folder. recorder: on rank 0, None elsewhere.
+        make: function of the folder's `RunLock`: a recorder that takes the place of a lost one.
+        settings: of the run, which that one writes.
     """
 
     def __init__(
         self,
+        link: Link,
+        folder: pathlib.Path,
         recorder: Recorder | None,
-        make: Callable[[RunLock], Recorder] | None = None,
-        settings: dict[str, Any] | None = None,
+        make: Callable[[RunLock], Recorder],
+        settings: dict[str, Any],
     ) -> None:
-        self._recorder, self._make, self._settings = recorder, make, settings
-        self._run: Any = None  # from `open` on
+        self._link, self._folder, self._recorder, self._make, self._settings = link, folder, recorder, make, settings
         self._recent: list[tuple[dict[str, Any], Mapping[str, float]]] = []
         self._lost: frozenset[int] = frozenset()
 
-    def open(self, run: Run) -> None:
-        """Say of which run they are, before anything is recorded. Not collective."""
-        self._run = run
+    def begin(self, run: Run) -> None:
+        self._federation = run.federation
 
     def recorder(self) -> Recorder | None:
         """The recorder on the rank that is 0 now, None elsewhere. Not collective."""
-        if self._recorder is None and self._make is not None and self._run is not None and self._run.link.rank == 0:
+        if self._recorder is None and self._link.rank == 0:
             self._recorder = self._take_over()
         return self._recorder
 
     def after_round(self, now: Now) -> None:
         """Write the record of the round, or remember it."""
-        record, federation = now.record, self._run.federation
+        record, federation = now.record, self._federation
         newly_lost, self._lost = federation.lost - self._lost, federation.lost
         recorder = self.recorder()  # if this rank has become rank 0, it first writes what is missing
         if newly_lost:
             record |= {LOST: sorted(newly_lost)}
-        if federation.left_out:
-            record |= {LEFT_OUT: sorted(federation.left_out)}
+        if left_out := federation.left_out.clients:
+            record |= {LEFT_OUT: sorted(left_out)}
         now.recorded = now.metrics
         self._recent = [*self._recent[-1:], (record, now.metrics)]
         if recorder is not None:
@@ -67,11 +69,10 @@ class Records(OwnPart):
 
     def _take_over(self) -> Recorder:
         """A recorder that goes on after the last whole record, with those that rank 0 may not have written."""
-        assert self._make is not None
-        path = self._run.folder / RECORDS
+        path = self._folder / RECORDS
         position = path.read_bytes().rfind(b"\n") + 1
-        recorder = self._make(RunLock(self._run.folder))
-        recorder.begin(self._settings or {}, position, recorder.last_round())
+        recorder = self._make(RunLock(self._folder))
+        recorder.begin(self._settings, position, recorder.last_round())
         for record, metrics in self._recent:
             if record["round"] > recorder.last.get("round", 0):
                 recorder.round(record, metrics)

@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedmpi.comm.link import Link
+from fedmpi.federation.rounds import Federation
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import SERVER_STATE
+from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.loop.part import Now, Part
 from fedmpi.runs.recorder import Recorder
 
@@ -62,9 +65,9 @@ class Run:
         clock: the `Clock`.
     """
 
-    link: Any
-    federation: Any
-    flat: Any
+    link: Link
+    federation: Federation
+    flat: FlatModule
     clients: Sequence[int]
     num_clients: int
     num_rounds: int
