@@ -32,7 +32,7 @@ SECTIONS = (
     DataSettings,
     MachineSettings,
 )  # of a run, which say on what a model is measured
-GROUPS = ("task", "partition", "model", "algorithm", "oracle")
+GROUPS = ("task", "partition", "model")
 NAMES_CODE = (*GROUPS, "task.metrics", "task.transform")  # settings whose value may be the dotted path of some code
 OURS = ("fedmpi.",)
 
@@ -75,7 +75,8 @@ def _read(arguments):
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(f"--import {name}: {type(error).__name__}: {short(error)}") from error
     assignments, flags = parse_command_line(words)
-    own = [("init", str(options.model)), ("evaluate", "full"), *assignments]
+    # two_point asks for losses only: nothing is differentiated to try the model.
+    own = [("init", str(options.model)), ("evaluate", "full"), ("oracle", "two_point"), *assignments]
     return (own, flags), _of_run(options.model, own, options.modules)
 
 
@@ -93,22 +94,18 @@ def _of_run(folder, own, trusted):
         raise UserError("each client has a model of its own (--private): the run's last record has their results")
     names = {field.name for section in SECTIONS for field in dataclasses.fields(section)}
     names -= RunSettings.marked("each_start")
-    taken, left_out = [], set()
+    taken = []
     for key, text in assignments_of(settings, f"{folder / SETTINGS}"):
-        group = key.partition(".")[0]
-        if key not in names and group not in GROUPS:
+        if key not in names and key.partition(".")[0] not in GROUPS:
             continue
         name = key.lower()  # as `fedmpi.config.grammar.find_key` finds a setting: task.TRANSFORM is task.transform
         if name in NAMES_CODE and last_text(own, name) is None and (paths := _foreign(text, trusted)):
-            if group in ("algorithm", "oracle"):  # which made the model, and do not measure it
-                left_out |= {"algorithm", "oracle"}
-                continue
             raise UserError(
                 f"{folder}: its settings name code of its own, {key} = {short(paths)}, which is not run: if you trust "
                 f"it, add --import {paths.rpartition('.')[0]}, or give it yourself: --{key} {short(paths)}"
             )
         taken.append((key, text))
-    return [(key, text) for key, text in taken if key.partition(".")[0] not in left_out]
+    return taken
 
 
 def _foreign(text, trusted):
