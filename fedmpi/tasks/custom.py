@@ -543,6 +543,7 @@ class _Part:
 
 
 def fetch_item(dataset, index, name):
+    """The item of a user's Dataset at a number; an error names both."""
     try:
         return dataset[index]
     except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
