@@ -202,7 +202,7 @@ def test_how_torch_computes_is_as_before_after_a_run(monkeypatch):
     [
         (lambda x, y: (x.byte(), y), "the inputs of some clients are bytes (uint8), those of others not"),
         (lambda x, y: (x, y + 7), "data: contains the labels 0, 1, 7, 8, but no client has the label 2, 3, 4, 5, 6"),
-        (lambda x, y: (x / 0, y), "data of client 1: item 0 has an input that is not finite"),
+        (lambda x, y: (x / 0, y), "data of client 1, item 0 has an input that is not finite"),
     ],
 )
 def test_datasets_are_checked_as_files_are(change, message):
@@ -310,9 +310,9 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"lr": 0.1}, "unknown setting lr"),
         ({"stop": "accuracy"}, "stop = accuracy: expected a metric"),
         ({"stop": "f1>0.5", "rounds": 1}, "stop: there is no metric f1"),
-        ({"data": [[(1.0, 0.5)]]}, "data of client 0: item 0 has the label 0.5"),
+        ({"data": [[(1.0, 0.5)]]}, "data of client 0, item 0 has the label 0.5"),
         ({"data": [[]]}, "data of client 0: has no items"),
-        ({"data": [[("a", 0)]]}, "data of client 0: item 0: expected numbers as (input, label)"),
+        ({"data": [[("a", 0)]]}, "data of client 0, item 0: expected numbers as (input, label)"),
         ({"data": [[([1.0], 10**12)]]}, "data: contains the labels 1000000000000, but no client has the label 0, 1, 2"),
         ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),

@@ -21,12 +21,13 @@ server copies it into a row of its own.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fedmpi.algorithms.schedules import Scheduled
 from fedmpi.ground.settings import check
+
+if TYPE_CHECKING:
+    import torch  # which takes long to load
 
 # What an exchanged row is; stages, and what reads their work, depend on it. A point is an iterate: what a client has
 # moved by is its difference from the start of the round. A difference is what a client has moved by. A gradient may be
@@ -38,7 +39,7 @@ KINDS = ("point", "difference", "gradient", "square", "number")
 class Client(Protocol):
     """What an algorithm may use of a client: its rows, as attributes of their names, and these."""
 
-    def __getattr__(self, name: str) -> torch.Tensor: ...  # the row of this name, [dim]
+    def __getattr__(self, name: str) -> "torch.Tensor": ...  # the row of this name, [dim]
     @property
     def index(self) -> int: ...  # this client's number, from 0
     @property
@@ -62,7 +63,7 @@ class Client(Protocol):
 class Server(Protocol):
     """What an algorithm may use of the server: its rows, as attributes of their names, and these."""
 
-    def __getattr__(self, name: str) -> torch.Tensor: ...  # the row of this name, [dim]
+    def __getattr__(self, name: str) -> "torch.Tensor": ...  # the row of this name, [dim]
     @property
     def round_index(self) -> int: ...  # the round, from 0; -1 during the start
     @property
@@ -89,8 +90,10 @@ class Oracle(Protocol):
     def draw(self) -> Any: ...
     def draw_first(self) -> Any: ...
     def whole(self) -> Any: ...
-    def gradient(self, z: torch.Tensor, xi: Any) -> torch.Tensor: ...
-    def gradient_pair(self, z: torch.Tensor, z_prev: torch.Tensor, xi: Any) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def gradient(self, z: "torch.Tensor", xi: Any) -> "torch.Tensor": ...
+    def gradient_pair(
+        self, z: "torch.Tensor", z_prev: "torch.Tensor", xi: Any
+    ) -> "tuple[torch.Tensor, torch.Tensor]": ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ def list_text(wanted: str, choices: Mapping[str, Any]) -> str:
     if group != "algorithm":
         return table(rows, indent="")
     text = pathlib.Path(__file__).with_name("costs.txt").read_text(encoding="utf-8")  # measured by a test
-    others = [row for row in rows if not re.search(rf"^{row[0]} ", text, re.MULTILINE)]
+    others = [row for row in rows if not re.search(rf"^{re.escape(row[0])} ", text, re.MULTILINE)]
     return f"{text}\n{table(others, indent='')}" if others else text.rstrip("\n")
 
 

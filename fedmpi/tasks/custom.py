@@ -232,7 +232,7 @@ class LoadedOwnTask(LoadedTask):
         for client, indices in self._drawn:
             name = f"training data of client {client}"
             for index in indices.tolist():
-                if not _is_finite(_fetch_item(self._train[client], index, name)):
+                if not _is_finite(fetch_item(self._train[client], index, name)):
                     return f"{name}, item {index}: has a value that is not finite"
         return self._bad
 
@@ -525,7 +525,7 @@ class _Part:
         return len(self._indices)
 
     def __getitem__(self, position):
-        return _fetch_item(self._dataset, self.index(position), self.name)
+        return fetch_item(self._dataset, self.index(position), self.name)
 
     def index(self, position):
         """Number of the item in the user's Dataset."""
@@ -542,7 +542,8 @@ class _Part:
         return _Part(self._dataset, self.name, [self.index(position) for position in chosen])
 
 
-def _fetch_item(dataset, index, name):
+def fetch_item(dataset, index, name):
+    """The item of a user's Dataset at a number; an error names both."""
     try:
         return dataset[index]
     except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything

@@ -20,7 +20,7 @@ from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import derive
 from fedmpi.ground.text import short
 from fedmpi.tasks.classification import LoadedClassification
-from fedmpi.tasks.custom import Task, checked
+from fedmpi.tasks.custom import Task, checked, fetch_item
 from fedmpi.tasks.same_tests import check_same_tests
 
 IN_MEMORY = (TensorDataset, np.ndarray, torch.Tensor, list, tuple)  # whose items never change
@@ -141,12 +141,9 @@ class Datasets(Task):
             is_right = bool(target.isfinite().all()) and target.dim() <= 1 and not target.is_complex()
             is_label = target.dim() == 1 and bool(((target == 0) | (target == 1)).all())
         except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
-            raise UserError(f"{name}: item 0: expected (input, target): {short(error)}") from None
+            raise UserError(f"{name}, item 0: expected (input, target): {short(error)}") from None
         if not (is_label if self.kind == "multilabel" else is_right):
-            allowed = (
-                "a vector of zeros and ones" if self.kind == "multilabel" else "a finite number, or a vector of them"
-            )
-            raise UserError(f"{name}: item 0 has the target {short(target.tolist(), 80)}: expected {allowed}")
+            raise UserError(f"{name}, item 0 has the target {short(target.tolist(), 80)}: expected {self.allowed}")
         if isinstance(inputs, torch.Tensor) and inputs.dtype == torch.uint8:
             raise UserError(f"{name}: the inputs are bytes (uint8): expected them divided by 255")
         return target
@@ -327,13 +324,9 @@ def _read(dataset, name, indices, draw=None, keeps=True):
     for index in indices.tolist():
         if draw is not None:
             seed_all(derive(draw, index), torch.device("cpu"))
-        try:
-            item = dataset[index]
-        except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
-            kind = f"{type(error).__name__}: "
-            raise UserError(f"{name}: item {index}: cannot be read: {kind}{short(error)}") from error
+        item = fetch_item(dataset, index, name)
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
+            raise UserError(f"{name}, item {index} is a {type(item).__name__}: expected (input, label)")
         try:
             given = item[0]
             if isinstance(given, np.ndarray) and not given.dtype.isnative:
@@ -348,16 +341,16 @@ def _read(dataset, name, indices, draw=None, keeps=True):
             inputs.append(given.float() / 255 if given.dtype == torch.uint8 else given.float())
             label = torch.as_tensor(item[1])
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise UserError(f"{name}: item {index}: expected numbers as (input, label): {short(error)}") from None
+            raise UserError(f"{name}, item {index}: expected numbers as (input, label): {short(error)}") from None
         if label.numel() != 1 or label.is_floating_point() or label.item() < 0:
-            raise UserError(f"{name}: item {index} has the label {item[1]}: expected a class, a whole number from 0")
+            raise UserError(f"{name}, item {index} has the label {item[1]}: expected a class, a whole number from 0")
         if not inputs[-1].isfinite().all():
-            raise UserError(f"{name}: item {index} has an input that is not finite: expected finite numbers")
+            raise UserError(f"{name}, item {index} has an input that is not finite: expected finite numbers")
         labels.append(int(label))
         if inputs[-1].shape != inputs[0].shape:
             odd, first = list(inputs[-1].shape), list(inputs[0].shape)
             raise UserError(
-                f"{name}: item {index} has an input of shape {odd}, item {int(indices[0])} one of {first}: expected "
+                f"{name}, item {index} has an input of shape {odd}, item {int(indices[0])} one of {first}: expected "
                 "inputs of one shape"
             )
         if not keeps and len(inputs) > 1:
