@@ -183,7 +183,7 @@ class RunSettings(Sections):
 
     @property
     def may_change(self) -> set[str]:
-        """The settings that may have other values when the run is resumed: they do not influence what is learned."""
+        """The settings that may have other values when the run is resumed; all others influence what is learned."""
         names = {name for name, its_role in self.roles().items() if its_role in ("speed", "place")}
         if self.evaluation.decides:
             names -= {*vars(self.evaluation)}
