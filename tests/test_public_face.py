@@ -65,7 +65,7 @@ def test_where_a_users_own_modules_are_found(monkeypatch, tmp_path, words, comes
 
 def test_dir_lists_what_there_is_and_nothing_else():
     needed = {"Algorithm", "Exchange", "setting", "simulate", "train", "Federation", "load", "load_run", "UserError"}
-    needed |= {"__version__", "algorithms", "average", "figure", "join", "Task", "Sending", "Recording"}
+    needed |= {"__version__", "algorithms", "average", "figure", "join", "Task", "Sending", "Recording", "Part"}
     assert needed == set(dir(fedmpi)) == set(fedmpi.__all__)
     for name in dir(fedmpi):
         assert getattr(fedmpi, name) is not None

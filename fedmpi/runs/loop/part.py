@@ -48,8 +48,7 @@ class Part:
     >>> class Slowest(fedmpi.Part):
     ...     def after_round(self, now):
     ...         now.facts["loss_per_round"] = now.loss / now.round
-    >>> run = fedmpi.train(algorithm="fedavg", clients=2, rounds=2, parts=[Slowest()])  # doctest: +ELLIPSIS
-    round 1/2: ...
+    >>> run = fedmpi.train(algorithm="fedavg", clients=2, rounds=2, parts=[Slowest()])
     >>> "loss_per_round" in run.metrics[-1]
     True
     """
