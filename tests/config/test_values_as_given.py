@@ -57,7 +57,7 @@ def own(monkeypatch):
 
 
 def config_of(**settings):
-    given, objects = _read(settings, {})
+    given, objects = _read(settings, {}, False)
     return read_config(given, SoloLink(), objects)
 
 
