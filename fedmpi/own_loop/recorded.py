@@ -23,8 +23,9 @@ from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import TASK, Recording
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.part import Now, OwnPart
-from fedmpi.runs.loop.run import Loop, Run
+from fedmpi.runs.loop.run import Run
 from fedmpi.runs.loop.saving import Saving, Stopping
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder

@@ -197,7 +197,7 @@ def _of_rank_0(link: Link, module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _read(
-    settings: dict[str, Any], functions: Functions, verbose: object
+    settings: dict[str, Any], functions: Functions, verbose: object = False
 ) -> tuple[tuple[Assignments, Flags], dict[str, Any]]:
     """(what `parse_command_line` makes of a command line, group -> object), from keyword arguments.
 

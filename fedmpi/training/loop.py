@@ -22,9 +22,10 @@ from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manif
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.part import Now
 from fedmpi.runs.loop.records import Records
-from fedmpi.runs.loop.run import Loop, Run
+from fedmpi.runs.loop.run import Run
 from fedmpi.runs.loop.saving import Saving, Stopping
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder

@@ -1,4 +1,4 @@
-"""Runs with parts of one's own: own_parts.py FOLDER, on any number of ranks; prints what rank 0 finds."""
+"""Runs with parts that a program adds: own_parts.py FOLDER, on any number of ranks; prints what rank 0 finds."""
 
 import pathlib
 import sys

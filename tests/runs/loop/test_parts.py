@@ -11,7 +11,7 @@ from fedmpi.runs.loop.part import Part, check_parts
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_parts_of_ones_own(ranks, tmp_path):
+def test_parts_that_a_program_adds(ranks, tmp_path):
     done = start(ranks, PROGRAMS / "own_parts.py", tmp_path)
     assert done.returncode == 0, done.stderr
     found = {line.partition(" ")[0]: line.partition(" ")[2] for line in done.stdout.splitlines()}
