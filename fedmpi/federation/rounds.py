@@ -232,7 +232,7 @@ class Federation(Parts):
             self.left_out.leave_out(self._losses.left_out, self.current, self.link, self.aggregation)
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
-        out = self.store.sent(self.store.block)
+        out = self.store.region_of(self.store.block)
         self.aggregation.spoil(out)
         self.aggregation.average(out)
         tail.average(self.store.block, self.aggregation)

@@ -94,7 +94,7 @@ class RowStore:
             is_first: whether it is the first of its round: clients then begin with the averages. Otherwise rows that
                 are still to be averaged in this round are as the client left them.
         """
-        self.region, self._is_first = self.layout.region_of(rows), is_first
+        self.region, self._is_first = self.layout.place_of(rows), is_first
         self.tail.begin_exchange(0 < self.region.stop == self.layout.numel)
 
     def begin_turn(self, position: int) -> None:
@@ -112,7 +112,7 @@ class RowStore:
             self.work[start:].copy_(self._unsent[position, start:])
             self.tail.begin_turn(position)
 
-    def sent(self, block: torch.Tensor) -> torch.Tensor:
+    def region_of(self, block: torch.Tensor) -> torch.Tensor:
         """The region of a block, without float buffers that no client has changed."""
         num_unsent = self.tail.num_unsent if self.aggregation.leaves_out_constants else 0
         return block[self.region.start : self.region.stop - num_unsent]
