@@ -57,13 +57,13 @@ class RowStore:
         self.aggregation, self.layout, self._poison = aggregation, aggregation.layout, poison
         self._is_shared = num_local > 1
         keeps = self._is_shared and len(algorithm.exchanges()) > 1
+        self._scratch_names, self._scratch = algorithm.scratch, zeros(len(algorithm.scratch), dim)
+        self._own_names, self._own = algorithm.client_rows, zeros(num_local, len(algorithm.client_rows), dim)
         self.work = zeros(numel) if self._is_shared else aggregation.block
         self.block = zeros(numel) if self._is_shared else aggregation.block
         self._unsent = zeros(num_local, numel) if keeps else None  # of each client, what it sends later in the round
-        self._server_names, self._server = algorithm.server_rows, zeros(len(algorithm.server_rows), dim)
-        self._own_names, self._own = algorithm.client_rows, zeros(num_local, len(algorithm.client_rows), dim)
-        self._scratch_names, self._scratch = algorithm.scratch, zeros(len(algorithm.scratch), dim)
         self.tail = Tail(sent, self.layout, num_local, keeps)
+        self._server_names, self._server = algorithm.server_rows, zeros(len(algorithm.server_rows), dim)
         self.region, self._is_first = slice(0, 0), True
 
     @property
