@@ -38,7 +38,7 @@ class Layout:
         """Name -> [dim] row of a block, views."""
         return dict(zip(self.rows, self.rows_of(block).view(-1, self.dim)))
 
-    def region_of(self, rows: tuple[str, ...]) -> slice:
+    def place_of(self, rows: tuple[str, ...]) -> slice:
         """The slice of a block that holds consecutive `rows`, with the buffers if it ends with the last row.
 
         Raises:

@@ -111,7 +111,7 @@ class Scheduled:
         Args:
             clock: the client or the server, whose attribute named by the class's `clock` is t.
         """
-        return self._eta_at(self._time(clock))
+        return self._eta_at(getattr(clock, self.clock))
 
     def alpha(self, clock: Clock, weight: float, scale: float | None) -> float:
         """The current weight of the fresh gradient: `weight` (α), or min(1, c η_{t-1}²) if c is given.
@@ -121,11 +121,7 @@ class Scheduled:
         """
         if scale is None:
             return weight
-        return min(1.0, scale * self._eta_at(self._time(clock) - 1) ** 2)
-
-    def _time(self, clock: Clock) -> int:
-        t: int = getattr(clock, self.clock)
-        return t
+        return min(1.0, scale * self._eta_at(getattr(clock, self.clock) - 1) ** 2)
 
     def _eta_at(self, t: int) -> float:
         return self.step_size * self._schedule(max(t, 0) // self.schedule_every)

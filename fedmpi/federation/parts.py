@@ -42,7 +42,7 @@ class Parts:
             they work.
         private: the `PrivateParts`. left_out: the `LeftOut`. round_start: the `RoundStart`; None: nothing needs it.
         named: name -> `fedmpi.ground.part.Part`, what has facts and a state of its own.
-        round_index: of the next round, from 0.
+        current: the `Round`, or the last one. round_index: of the next round, from 0.
         present: set of the clients that took part in the previous round; all of them before round 0.
         lost: frozenset of the clients whose ranks are lost; they are absent from every round.
         num_gradients: evaluated so far by all clients of all ranks. num_reported: of this rank's, those that are in it.
@@ -52,6 +52,8 @@ class Parts:
     Raises:
         UserError: if the algorithm names its rows in a wrong way, see `check_rows`.
     """
+
+    current: Round
 
     def __init__(
         self,
@@ -121,14 +123,9 @@ class Parts:
         for client in self.clients:
             client.step_index, client.was_absent = -1, client.index not in self.present
 
-    @property
-    def current(self) -> Round:
-        """The current `Round`, or the last one."""
-        assert self.server.round is not None
-        return self.server.round
-
     def show_round(self, current: Round) -> None:
         """Let the server and all clients be in a `Round`."""
+        self.current = current
         for holder in (self.server, self.server_seen_by_clients, *self.clients):
             holder.round = current
 

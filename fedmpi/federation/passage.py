@@ -25,14 +25,14 @@ class Passage:
         store = self._store
         buffers = store.tail.checked(store.work)
         if not (self._stages and self._stage_looks(self._stages[0], moment.rows)):
-            losses.check_rows(client, store.sent(store.work), moment.rows, buffers)
+            losses.check_rows(client, store.region_of(store.work), moment.rows, buffers)
         if self._left_out.is_on and losses.leave_out_if_faulty(client):
             return False
         if self._stages:
             try:
                 self._pass_stages(client, moment, weight, losses)
             except NotFinite:
-                losses.check_rows(client, store.sent(store.work), moment.rows, buffers)
+                losses.check_rows(client, store.region_of(store.work), moment.rows, buffers)
             store.tail.end_stages(store.work)
         return True
 
@@ -50,4 +50,4 @@ class Passage:
         for number, stage in enumerate(self._stages, 1):
             apply_stage(stage, client.index, weight, moment, self._kinds, rows, start)
             if not vars(type(stage)).get("keeps_finite"):  # of the class itself: one that derives from it may not
-                losses.check_stage(client, store.sent(store.work), rows, number)
+                losses.check_stage(client, store.region_of(store.work), rows, number)

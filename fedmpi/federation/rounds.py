@@ -182,7 +182,7 @@ class Federation(Parts):
         self.private.give_back(client)
         if first_step == 0:
             self.left_out.begin_turn(client)
-        if self.averages_local_steps:
+        if self.exchange.work is None:
             client.num_steps = self.plan.steps_of(client.index, client.round_index)
             client.oracle.expect(client.num_steps - first_step)
             if first_step == 0:
@@ -191,7 +191,7 @@ class Federation(Parts):
     def end_turn(self, client: Client) -> None:
         """Complete what a client sends, let it pass the stages, tell the algorithm, and give it to the aggregation."""
         self._losses.add(client)
-        if self.averages_local_steps:
+        if self.exchange.work is None:
             try:
                 client.oracle.adopt()
             except UserError as error:
@@ -232,7 +232,7 @@ class Federation(Parts):
             self.left_out.leave_out(self._losses.left_out, self.current, self.link, self.aggregation)
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
-        out = self.store.sent(self.store.block)
+        out = self.store.region_of(self.store.block)
         self.aggregation.spoil(out)
         self.aggregation.average(out)
         tail.average(self.store.block, self.aggregation)

@@ -57,13 +57,13 @@ class RowStore:
         self.aggregation, self.layout, self._poison = aggregation, aggregation.layout, poison
         self._is_shared = num_local > 1
         keeps = self._is_shared and len(algorithm.exchanges()) > 1
+        self._scratch_names, self._scratch = algorithm.scratch, zeros(len(algorithm.scratch), dim)
+        self._own_names, self._own = algorithm.client_rows, zeros(num_local, len(algorithm.client_rows), dim)
         self.work = zeros(numel) if self._is_shared else aggregation.block
         self.block = zeros(numel) if self._is_shared else aggregation.block
         self._unsent = zeros(num_local, numel) if keeps else None  # of each client, what it sends later in the round
-        self._server_names, self._server = algorithm.server_rows, zeros(len(algorithm.server_rows), dim)
-        self._own_names, self._own = algorithm.client_rows, zeros(num_local, len(algorithm.client_rows), dim)
-        self._scratch_names, self._scratch = algorithm.scratch, zeros(len(algorithm.scratch), dim)
         self.tail = Tail(sent, self.layout, num_local, keeps)
+        self._server_names, self._server = algorithm.server_rows, zeros(len(algorithm.server_rows), dim)
         self.region, self._is_first = slice(0, 0), True
 
     @property
@@ -94,7 +94,7 @@ class RowStore:
             is_first: whether it is the first of its round: clients then begin with the averages. Otherwise rows that
                 are still to be averaged in this round are as the client left them.
         """
-        self.region, self._is_first = self.layout.region_of(rows), is_first
+        self.region, self._is_first = self.layout.place_of(rows), is_first
         self.tail.begin_exchange(0 < self.region.stop == self.layout.numel)
 
     def begin_turn(self, position: int) -> None:
@@ -112,7 +112,7 @@ class RowStore:
             self.work[start:].copy_(self._unsent[position, start:])
             self.tail.begin_turn(position)
 
-    def sent(self, block: torch.Tensor) -> torch.Tensor:
+    def region_of(self, block: torch.Tensor) -> torch.Tensor:
         """The region of a block, without float buffers that no client has changed."""
         num_unsent = self.tail.num_unsent if self.aggregation.leaves_out_constants else 0
         return block[self.region.start : self.region.stop - num_unsent]

@@ -18,6 +18,7 @@ class Tail:
     Attributes:
         values: [num_buffers] of the averaged model. work: of the client whose turn it is; the same memory if it is the
             only one.
+        num_unsent: elements at the end of the current region that no client has changed.
         wide: where buffers of a float32 model that need it are summed in float64.
     """
 
@@ -27,19 +28,18 @@ class Tail:
         self.work = torch.zeros_like(self.values) if num_local > 1 else self.values
         self.wide, self._wide_turn = torch.zeros(2, sent.sizes[1], dtype=torch.float64, device=layout.device)
         self._kept = [self.values.clone() for _ in range(num_local)] if keeps else []
-        self._is_averaged = False
+        self._is_averaged, self.num_unsent = False, 0
         self._kept_rows: list[dict[str, torch.Tensor]] = []  # what `new_rows` has made
 
     def begin_exchange(self, is_averaged: bool) -> None:
         """Whether the next exchange averages the buffers, too."""
         self._is_averaged = is_averaged
+        self._count()
         if self.wide.numel():
             self.wide.zero_()
 
-    @property
-    def num_unsent(self) -> int:
-        """Elements at the end of the current region that no client has changed."""
-        return self.sent.sizes[0] - self.sent.sent_sizes[0] if self._is_averaged else 0
+    def _count(self) -> None:
+        self.num_unsent = self.sent.sizes[0] - self.sent.sent_sizes[0] if self._is_averaged else 0
 
     def begin_turn(self, position: int | None) -> None:
         """A client begins with the averages (None), or with its own as it left them; for one of several of a rank."""
@@ -74,6 +74,7 @@ class Tail:
     def send(self, flags: list[int], aggregation: Aggregation) -> None:
         """From now on, send the buffers that a client of any rank has changed, too; see `SentBuffers.send`."""
         orders = self.sent.send(flags) if flags else None
+        self._count()
         if orders is not None:
             narrow, wide = (order.to(self.values.device) for order in orders)
             aggregation.reorder_end(narrow)

@@ -26,7 +26,7 @@ def test_exchanged_rows_are_one_contiguous_block(num_local):
     assert rows["v"].data_ptr() == rows["m"].data_ptr() + 5 * 4
     store.tail.sent.send([1])
     store.begin_exchange(("m", "v"), True)
-    region = store.sent(store.work)
+    region = store.region_of(store.work)
     assert region.data_ptr() == rows["m"].data_ptr() and region.numel() == 12, "they are sent behind"
     assert store.buffers.numel() == 2
     with pytest.raises(ValueError, match="not consecutive"):
@@ -62,7 +62,7 @@ def summed(aggregation, values, participants):
         store.begin_turn(client)
         store.client_rows(client)["x"].fill_(values[client])
         store.end_turn(client, client)
-    store.aggregation.average(store.sent(store.block))
+    store.aggregation.average(store.region_of(store.block))
     assert divided_by == [len(participants)]
     return store.averaged_rows()["x"].item()
 
@@ -93,7 +93,7 @@ def test_without_participants_the_sum_is_zero(num_local):
     store.client_rows(0)["x"].fill_(7)
     store.begin_exchange(("x",), True)
     store.aggregation.begin(Moment(0, 0, ("x",), store.region), {num_local: 1})  # of another rank
-    store.aggregation.average(store.sent(store.block))
+    store.aggregation.average(store.region_of(store.block))
     assert torch.equal(store.averaged_rows()["x"], torch.zeros(3))
 
 
