@@ -82,24 +82,37 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
     """
     began = time.perf_counter() if began is None else began
     with StopSignals() as signals:
-        agree(link, lambda: link.rank == 0 and check_run_folder(config.folder))
-        job = prepare(config, link)
-        # On all ranks before there is a run folder: whoever has seen it may send a signal.
-        agree(link, signals.begin_rounds)
-        if config.folder.resume in (None, AUTO):
-            _survive(job)
+        job = _prepared(config, link, signals)
         recorder, folder, identity = _open(job)
         try:
-            started = []  # seconds before the first round
-            training = _assemble(job, recorder, folder, identity, callbacks, signals, lambda: started[0])
-            checkpoints = training.checkpoints
-            link.can_be_resumed(
-                lambda: f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
-            )
-            return _go(job, recorder, training, lambda: started.append(time.perf_counter() - began))
+            training = _assemble(job, recorder, folder, identity, callbacks, signals)
+            if _begin(job, recorder, training, began):
+                return _outcome(job, folder, was_complete=True)
+            loop, federation, now = training.loop, job.federation, training.last_round()
+            while not now.is_last:
+                loop.before_round()
+                now = loop.after_round(federation.run_round(loop.request))
+                link.enter(f"the checkpoint after round {now.round}")
+                loop.after_parts(now)
+            loop.end(now)
+            outcome, samples = _outcome(job, folder, now.metrics), _num_samples(job, training.early)
+            return dataclasses.replace(outcome, samples=samples, cross_site=training.result.crossed)
+        except Diverged as met:
+            raise _diverged(job, training, met) from None
         finally:
             if recorder is not None:
                 recorder.close()
+
+
+def _prepared(config, link, signals):
+    """The `Job`; from now on, signals wait for the end of a round."""
+    agree(link, lambda: link.rank == 0 and check_run_folder(config.folder))
+    job = prepare(config, link)
+    # On all ranks before there is a run folder: whoever has seen it may send a signal.
+    agree(link, signals.begin_rounds)
+    if config.folder.resume in (None, AUTO):
+        _survive(job)
+    return job
 
 
 def _survive(job):
@@ -152,10 +165,18 @@ class _Training:
     early: EarlyStopping
     at_end: EvaluatingAtEnd
     result: Result
+    start_seconds: float = 0.0  # of the program before its first round
+
+    def last_round(self):
+        """A `Now` of the last round before this process."""
+        now = Now(self.run, math.nan)
+        now.metrics = now.recorded = self.at_end.metrics  # of a run that was killed after its last round
+        now.is_last = self.run.federation.round_index >= self.run.num_rounds or self.early.has_ended
+        return now
 
 
-def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds):
-    """The `_Training`. `start_seconds`: function without arguments: those before the first round. Collective."""
+def _assemble(job, recorder, folder, identity, callbacks, signals):
+    """The `_Training`. Collective."""
     config, federation, task = job.config, job.federation, job.task
 
     def make_recorder(lock):
@@ -191,7 +212,7 @@ def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds
     def describe(now):
         facts = {"data": task.reading} if task.reading else {}
         facts |= {"evaluated on": evaluation.describe()}
-        facts |= {"start-up": f"{start_seconds():.2f} s before the first round"}
+        facts |= {"start-up": f"{training.start_seconds:.2f} s before the first round"}
         facts |= {"ended early": early.reason} if early.reason else {}
         return rule.describe(federation.selected), facts
 
@@ -211,17 +232,21 @@ def _assemble(job, recorder, folder, identity, callbacks, signals, start_seconds
             Completing(job, describe),
         ],
     )
-    return _Training(run, loop, records, checkpoints, early, at_end, result)
+    training = _Training(run, loop, records, checkpoints, early, at_end, result)
+    return training
 
 
-def _go(job, recorder, training, began):
-    """The whole run, from its start or a checkpoint to its `Trained`. Collective."""
-    link, run = job.link, training.run
+def _begin(job, recorder, training, began):
+    """Everything between the preparation and the first round; whether the run was complete before. Collective."""
+    link, folder, checkpoints = job.link, training.run.folder, training.checkpoints
+    link.can_be_resumed(
+        lambda: f"; --resume {folder} continues after round {checkpoints.done}" if checkpoints.done else ""
+    )
     position = 0
     if job.config.folder.resume not in (None, AUTO):
-        position, complete_in = _resume(job, recorder, training)
-        if complete_in is not None:
-            return _outcome(job, run.folder, complete_in)
+        position, was_complete = _resume(job, recorder, training)
+        if was_complete:
+            return True
     agree(link, lambda: recorder and recorder.begin(job.settings, position, job.federation.round_index))
     _survive(job)  # a resumed run only now: another rank 0 would append to records that go beyond the checkpoint
     account_for_data(job, training.records.recorder())
@@ -231,31 +256,10 @@ def _go(job, recorder, training, began):
     if recorder:
         recorder.write(job.task.write_split)
     training.loop.begin()
-    began()
-    try:
-        now = _run_rounds(training)
-        training.loop.end(now)
-    except Diverged as met:
-        raise _diverged(job, training, met) from None
-    samples = _num_samples(job, training.early)
-    outcome = _outcome(job, run.folder, metrics=now.metrics)
-    return dataclasses.replace(outcome, samples=samples, cross_site=training.result.crossed)
-
-
-def _run_rounds(training):
-    """The start, unless the run was resumed, and all rounds that are left; returns the last `Now`."""
-    run, loop, federation = training.run, training.loop, training.run.federation
-    if federation.round_index == 0:
-        federation.start()
-    now = Now(run, math.nan)
-    now.metrics = now.recorded = training.at_end.metrics  # of a run that was killed after its last round
-    now.is_last = federation.round_index >= run.num_rounds or training.early.has_ended
-    while not now.is_last:
-        loop.before_round()
-        now = loop.after_round(federation.run_round(loop.request))
-        run.link.enter(f"the checkpoint after round {now.round}")
-        loop.after_parts(now)
-    return now
+    training.start_seconds = time.perf_counter() - began
+    if job.federation.round_index == 0:
+        job.federation.start()
+    return False
 
 
 def _diverged(job, training, met):
@@ -273,20 +277,20 @@ def _diverged(job, training, met):
 
 
 def _resume(job, recorder, training):
-    """(where a restored run's records end in metrics.jsonl, its folder if it is complete or None). Collective."""
+    """(where a restored run's records end in metrics.jsonl, whether it is complete). Collective."""
     folder, is_finished, rounds = share(job.link, lambda: _find_run(job, recorder))
     state, manifest = training.checkpoints.restore() if rounds or not is_finished else ({}, None)
     if is_finished:
         if recorder:
             number = recorder.last_round()
             say(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it")
-        return 0, folder
+        return 0, True
     agree(job.link, lambda: training.loop.restore(state))
     if training.early.has_ended and manifest["rounds"] != job.num_rounds:
         training.early.go_on()
     if recorder:
         say(f"{folder}: continuing after round {manifest['round']}")
-    return manifest["records"], None
+    return manifest["records"], False
 
 
 def _find_run(job, recorder):
@@ -357,15 +361,15 @@ def _num_samples(job, early_stopping):
     return float(job.link.allgather([total]).sum())
 
 
-def _outcome(job, folder, complete_in=None, metrics=None):
+def _outcome(job, folder, metrics=None, was_complete=False):
     """The `Trained`. Collective.
 
-    `complete_in`: the run folder, if the run was complete before. `metrics`: of the result; None: the last record's.
+    `metrics`: of the result; None: the last record's. `was_complete`: whether the run was complete before.
     """
     records = None
     while records is None:  # again, if the rank that read them is lost
         records = share(job.link, lambda: read_records(folder / RECORDS, keeps_clients=True)[0])
     if metrics is None:
         metrics = {name: value for name, value in records[-1].items() if name not in {*AMOUNTS, "loss", CLIENTS_KEY}}
-    make = functools.partial(trained_module, job, complete_in and pathlib.Path(complete_in))
-    return Trained(folder, records, metrics, make, job, was_complete=complete_in is not None)
+    make = functools.partial(trained_module, job, folder if was_complete else None)
+    return Trained(folder, records, metrics, make, job, was_complete=was_complete)
