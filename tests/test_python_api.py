@@ -370,7 +370,19 @@ def test_the_signature_is_that_of_the_settings():
     settings = {name: field.default for name, field in RunSettings.declared().items()}
     assert {name: signature.parameters[name].default for name in settings} == settings
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
-    own = {"on_round", "on_evaluation", "verbose", "preset", "config", "data", "test_data", "cache", "comm", *GROUPS}
+    own = {
+        "on_round",
+        "on_evaluation",
+        "parts",
+        "verbose",
+        "preset",
+        "config",
+        "data",
+        "test_data",
+        "cache",
+        "comm",
+        *GROUPS,
+    }
     assert set(signature.parameters) == own | set(settings)
 
 

@@ -25,7 +25,7 @@ from fedmpi.federation.participation import Plan
 from fedmpi.federation.rows import RowStore
 from fedmpi.runs.recorder import Recorder
 from fedmpi.train import main
-from fedmpi.training import loop
+from fedmpi.training import parts
 from fedmpi.training.evaluation import Evaluation
 
 RANK = MPI.COMM_WORLD.rank
@@ -85,7 +85,7 @@ for owner, name, event in [
     (Survivors, "_shrink", "shrink"),
     (Evaluation, "__call__", "evaluation"),
     (Recorder, "round", "record"),
-    (loop, "save", "save"),
+    (parts, "save", "save"),
     (fedmpi.training.build, "build_model", "model"),
 ]:
     dies_at(owner, name, event)
