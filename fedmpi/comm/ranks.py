@@ -25,6 +25,7 @@ class Ranks:
         phase: what the ranks do currently, see `enter`.
         progress: [local steps that this rank has made, those since its last average], for the message if it ends early.
         how_to_resume: function without arguments, see `can_be_resumed`.
+        while_waiting: function without arguments, called now and then while this rank waits for others.
     """
 
     phase = "the preparation"
@@ -37,6 +38,7 @@ class Ranks:
     local_rank, local_size = 0, 1
     num_nodes, usable_cores, free_cores, oversubscribed = 1, 1, 1, False
     how_to_resume: Callable[[], str] = staticmethod(lambda: "")
+    while_waiting: Callable[[], None] = staticmethod(lambda: None)
 
     def watch(self, limit: float, clients: Sequence[Sequence[int]] = ()) -> None:
         """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
@@ -55,6 +57,13 @@ class Ranks:
     def can_be_resumed(self, how: Callable[[], str]) -> None:
         """Say how: a function without arguments -> how the user can resume the run, or "", for the same message."""
         self.how_to_resume = how
+
+    def call(self, number: int) -> None:
+        """Ask all other ranks to come to their meeting with this number; they hear it in `called`. Not collective."""
+
+    def called(self) -> int:
+        """The largest number of a meeting to which another rank has called this one; -1: none. Not collective."""
+        return -1
 
     def survive(self) -> None:
         """From now on, the ranks that are left go on when others are lost.

@@ -17,7 +17,9 @@ from fedmpi.ground.files.run_files import (
     SETTINGS,
     check_files,
     find_checkpoints,
+    find_within,
     had_checkpoints,
+    has_checkpoint,
     is_complete,
 )
 
@@ -81,16 +83,19 @@ def _read(text: str, assignments: Assignments) -> Resumed | None:
 
 def _num_clients(folder: pathlib.Path) -> int | None:
     """How many clients a run has, by its newest checkpoint that can be read; None if there is none."""
-    for number in find_checkpoints(folder):
+    for checkpoint in (
+        *(folder / CHECKPOINTS / f"{number:06d}" for number in find_checkpoints(folder)),
+        *find_within(folder),
+    ):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            manifest = json.loads((folder / CHECKPOINTS / f"{number:06d}" / MANIFEST).read_bytes())
+            manifest = json.loads((checkpoint / MANIFEST).read_bytes())
             return int(manifest["settings"]["clients"])
     return None
 
 
 def _is_resumable(folder: pathlib.Path) -> bool:
     """Whether a run can be resumed: it has a checkpoint, or it is complete (training then says so)."""
-    return bool(find_checkpoints(folder)) or is_complete(folder)
+    return has_checkpoint(folder) or is_complete(folder)
 
 
 def assignments_above(

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles.flat_module import BufferPart
 
 # Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
-# error to report.
-ENDED, PAUSED, FAILED = -2, -3, -4
+# error to report, or wants to `Reports.meet`.
+ENDED, PAUSED, FAILED, WITHIN = -2, -3, -4, -5
 AFTER = 1 << 20  # more than there are rows and buffers
 _HINT = "try a smaller step_size, or a smaller clip_norm"
 _INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
@@ -191,10 +191,14 @@ class Reports:
     Args:
         link: a `Link`. most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits
             however the clients are spread over ranks. sent: the `SentBuffers`, whose flags are exchanged, too.
+
+    Attributes:
+        meet: what all ranks do when one asks for it within a round. Collective.
     """
 
     def __init__(self, link: Link, most: int, sent: SentBuffers) -> None:
         self._link, self._most, self._sent = link, most, sent
+        self.meet: Callable[[], None] = lambda: None
 
     def exchange(self, losses: Losses, num_gradients: int, request: int, rounds_done: int) -> RoundReport:
         """The `RoundReport` of the `Losses` of all ranks, exchanged in one message.
@@ -211,7 +215,7 @@ class Reports:
         own_totals = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
         own_numbers = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
         own_numbers.append(len(losses.left_out))
-        everywhere = link.allgather([*own_numbers, *flags, *own_totals]).tolist()
+        everywhere = self._everyone([*own_numbers, *flags, *own_totals])
         _check_same_call(link, everywhere, rounds_done)
         totals, numbers, bad_clients, gradients, requests, bad_rows, left_out, *rest = zip(*everywhere)
         of_clients = rest[len(flags) :]
@@ -227,6 +231,28 @@ class Reports:
             mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
         return RoundReport(mean, int(sum(gradients)), bits, found, joined, int(sum(left_out)))
 
+    def ask(self, rounds_done: int) -> None:
+        """Say that this rank wants to `meet` within the round; those that wait for its end come, too. Collective.
+
+        Raises:
+            AgreedUserError: as `announce`.
+        """
+        _check_same_call(self._link, self._everyone(self._numbers_of(WITHIN)), rounds_done)
+
+    def _everyone(self, numbers: list[float]) -> list[list[float]]:
+        """All ranks' messages; if a rank asks for it, they `meet` first, and those that do not ask repeat theirs."""
+        while True:
+            everywhere: list[list[float]] = self._link.allgather(numbers).tolist()
+            calls = [report[2] for report in everywhere]
+            if WITHIN not in calls or FAILED in calls:
+                return everywhere
+            self.meet()
+            if numbers[2] == WITHIN:
+                return []
+
+    def _numbers_of(self, call: int) -> list[float]:
+        return [0.0, 0, call, 0, 0, -1, 0, *self._sent.flags(), *[0.0] * self._most]
+
     def announce(self, call: int, rounds_done: int, error: BaseException | None = None) -> None:
         """Say to the other ranks that this one has ENDED, PAUSED or FAILED (by `error`); instead of `exchange`.
 
@@ -234,8 +260,7 @@ class Reports:
             AgreedUserError: with the text of the error on the lowest rank that has one; all ranks end then.
             UserError: on every rank, if another one does not say the same.
         """
-        numbers = [0.0, 0, call, 0, 0, -1, 0, *self._sent.flags(), *[0.0] * self._most]
-        _check_same_call(self._link, self._link.allgather(numbers).tolist(), rounds_done, error)
+        _check_same_call(self._link, self._everyone(self._numbers_of(call)), rounds_done, error)
 
 
 def _check_same_call(
@@ -245,7 +270,7 @@ def _check_same_call(
     calls = [min(report[2], -1) for report in everywhere]  # those that average send the number of a client, or -1
     if FAILED in calls:
         raise agreed_error(link, str(error) if calls.index(FAILED) == link.rank else None) from error
-    if calls.count(calls[0]) == len(calls):
+    if len(set(calls)) <= 1:
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}
     ranks_of = {call: [rank for rank, its_call in enumerate(calls) if its_call == call] for call in does}

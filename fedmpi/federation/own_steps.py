@@ -9,7 +9,7 @@ def local_step(federation: Federation, client: Client, step: int) -> None:
     """One local step of the client whose turn it is."""
     client.step_index = step
     federation.algorithm.local_step(client, federation.server_seen_by_clients, client.oracle)
-    federation.observe(federation, federation.round_index, step, client)
+    federation.observer.after_step(federation, client)
 
 
 def shorten(federation: Federation, client: Client, num_steps: int) -> None:

@@ -19,6 +19,7 @@ from fedmpi.federation.average_check import check_average
 from fedmpi.federation.changed_buffers import check_seen
 from fedmpi.federation.client import Client, named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports
+from fedmpi.federation.observer import Observer
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.parts import MakeOracle, Parts
 from fedmpi.federation.passage import Passage
@@ -26,8 +27,6 @@ from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import check_parts, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate, Variables
 from fedmpi.ground.errors import UserError
-
-Observe = Callable[["Federation", int, int | None, Client | None], Any]
 
 
 class Federation(Parts):
@@ -57,8 +56,7 @@ class Federation(Parts):
     without them.
 
     Args, besides those of `Parts`:
-        observe: called as `observe(federation, round_index, step, client)` after the start, after
-            every local step of a client, and after every round's last average (step None).
+        observer: an `Observer`, which is told of the rounds.
 
     Attributes, besides those of `Parts`:
         requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
@@ -76,13 +74,13 @@ class Federation(Parts):
         plan: Plan,
         variables: Variables,
         sending: Sending | None = None,
-        observe: Observe | None = None,
+        observer: Observer | None = None,
         poison: bool = False,
     ) -> None:
         super().__init__(algorithm, link, oracles, plan, variables, sending, poison)
         most = int(link.allgather([len(oracles)]).max()) if self.aggregation.is_reproducible else 0
         self.reports = Reports(link, most, self.store.tail.sent)
-        self.observe: Observe = observe or (lambda *args: None)
+        self.observer = observer or Observer()
         self.requests = 0
         self._request: Callable[[], int] = int
         self.places: list[int] = []  # of the current round's exchanges among all of the algorithm
@@ -93,7 +91,7 @@ class Federation(Parts):
     def start(self) -> None:
         """Before round 0: the initial estimates, averaged if the algorithm exchanges any."""
         make_initial_estimates(self, self.run_exchange)
-        self.observe(self, -1, None, None)
+        self.observer.after_round(self)
 
     def run_round(self, request: Callable[[], int] = int) -> float:
         """One round: local steps of the participants, then the averages; for `request` see `begin_round`.
@@ -146,6 +144,7 @@ class Federation(Parts):
         self.link.enter(f"the local steps of {current}")
         if self.round_start is not None:
             self.round_start.begin_exchange(number)
+        self.observer.begin_exchange(self, number)
         store.begin_exchange(exchange.rows, number == 0)
         self.exchange, self._serial = exchange, self._serial + 1
         self.moment = Moment(current.index, number, exchange.rows, store.region, self._serial, self.plan.seed)
@@ -168,7 +167,7 @@ class Federation(Parts):
                 for step in range(client.num_steps):
                     client.step_index = step
                     self.algorithm.local_step(client, self.server_seen_by_clients, client.oracle)
-                    self.observe(self, self.round_index, step, client)
+                    self.observer.after_step(self, client)
             self.end_turn(client)
 
     def begin_turn(self, client: Client, first_step: int = 0) -> None:
@@ -245,7 +244,7 @@ class Federation(Parts):
     def end_round(self, losses: list[tuple[Exchange, float]]) -> float:
         """End a round with [(`Exchange`, its loss)], and return the round's loss: see `run_round`."""
         self.present = set(self.current.participants)
-        self.observe(self, self.round_index, None, None)
+        self.observer.after_round(self)
         self.round_index += 1
         # The loss of the local steps, if the algorithm has any with a loss, otherwise that of other work.
         ordered = sorted(losses, key=lambda pair: pair[0].work is not None)

@@ -112,6 +112,10 @@ class RowStore:
             self.work[start:].copy_(self._unsent[position, start:])
             self.tail.begin_turn(position)
 
+    def kept_for_later(self) -> list[torch.Tensor]:
+        """What clients have left for later exchanges of the round."""
+        return [] if self._unsent is None else [self._unsent, *self.tail.kept]
+
     def region_of(self, block: torch.Tensor) -> torch.Tensor:
         """The region of a block, without float buffers that no client has changed."""
         num_unsent = self.tail.num_unsent if self.aggregation.leaves_out_constants else 0

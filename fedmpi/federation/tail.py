@@ -19,7 +19,7 @@ class Tail:
         values: [num_buffers] of the averaged model. work: of the client whose turn it is; the same memory if it is the
             only one.
         num_unsent: elements at the end of the current region that no client has changed.
-        wide: where buffers of a float32 model that need it are summed in float64.
+        kept: of each of several clients, until the next round. wide: where buffers of a float32 model that need it are summed in float64.
     """
 
     def __init__(self, sent: SentBuffers, layout: Layout, num_local: int, keeps: bool) -> None:
@@ -27,7 +27,7 @@ class Tail:
         self.values = sent.agreed.clone()
         self.work = torch.zeros_like(self.values) if num_local > 1 else self.values
         self.wide, self._wide_turn = torch.zeros(2, sent.sizes[1], dtype=torch.float64, device=layout.device)
-        self._kept = [self.values.clone() for _ in range(num_local)] if keeps else []
+        self.kept = [self.values.clone() for _ in range(num_local)] if keeps else []
         self._is_averaged, self.num_unsent = False, 0
         self._kept_rows: list[dict[str, torch.Tensor]] = []  # what `new_rows` has made
 
@@ -43,7 +43,7 @@ class Tail:
 
     def begin_turn(self, position: int | None) -> None:
         """A client begins with the averages (None), or with its own as it left them; for one of several of a rank."""
-        self.work.copy_(self.values if position is None else self._kept[position])
+        self.work.copy_(self.values if position is None else self.kept[position])
 
     def checked(self, block: torch.Tensor) -> dict[int, torch.Tensor]:
         """Position -> values of the client's buffers that have to be finite; what is sent is put into `block`."""
@@ -56,8 +56,8 @@ class Tail:
         """Add what is summed in float64, unless the client is left out (None), and keep what it needs later."""
         if self.wide.numel() and weight is not None:
             self.wide.add_(self._wide_turn, alpha=weight)
-        if self._kept:
-            self._kept[position].copy_(self.work)
+        if self.kept:
+            self.kept[position].copy_(self.work)
 
     def average(self, block: torch.Tensor, aggregation: Aggregation) -> None:
         """Take the averages that lie behind the rows of `block`. Collective on the aggregation's link.

@@ -21,8 +21,8 @@ from fedmpi.ground.files.run_files import (
     RECORDS,
     RESULT,
     SETTINGS,
-    find_checkpoints,
     had_checkpoints,
+    has_checkpoint,
     is_complete,
 )
 from fedmpi.ground.files.settings_files import settings_text
@@ -383,7 +383,7 @@ def _set_begun_aside(folder: pathlib.Path) -> None:
     """
     lock = RunLock(folder)
     try:
-        if find_checkpoints(folder) or had_checkpoints(folder) or is_complete(folder):
+        if has_checkpoint(folder) or had_checkpoints(folder) or is_complete(folder):
             raise UserError(f"run folder {folder}: another job has used it meanwhile: start this one again to continue")
         lock.folder = set_aside(folder)
     finally:

@@ -11,7 +11,7 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.traffic import Traffic
 from fedmpi.config.resume import AUTO
 from fedmpi.ground.errors import Diverged, UserError
-from fedmpi.ground.files.run_files import find_checkpoints, is_complete
+from fedmpi.ground.files.run_files import has_checkpoint, is_complete
 from fedmpi.ground.text import Log, say
 from fedmpi.runs import baselines
 from fedmpi.runs.record import HELD_OUT
@@ -120,7 +120,7 @@ def _derived(outcome, size, key, settings):
     common = {"out": str(folder), "name": name, "checkpoint_clients": None, "baselines_step_sizes": None}
     common["threads"] = torch.get_num_threads()  # the run's: another number might round differently
     common["baselines"] = "local"  # so that each silo's own tests are measured
-    resume = share(outcome.job.link, lambda: str(folder / name) if find_checkpoints(folder / name) else AUTO)
+    resume = share(outcome.job.link, lambda: str(folder / name) if has_checkpoint(folder / name) else AUTO)
     algorithm = dataclasses.replace(config.algorithm, step_size=size)
     own = {**settings, **common, "resume": resume}
     resolved = {**config.resolved, **own, "resume": None, "baselines": None}

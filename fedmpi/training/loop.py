@@ -14,6 +14,7 @@ from fedmpi.comm.agreement import agree, allgather_lines, share
 from fedmpi.comm.job.replicas import check_replicas
 from fedmpi.comm.job.signals import StopSignals
 from fedmpi.config.resume import AUTO
+from fedmpi.federation.turns import go_on, is_within
 from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped
 from fedmpi.ground.files.run_files import RECORDS, find_checkpoints, is_complete
 from fedmpi.ground.registry import command_name
@@ -27,6 +28,7 @@ from fedmpi.runs.loop.part import Now
 from fedmpi.runs.loop.records import Records
 from fedmpi.runs.loop.run import Run
 from fedmpi.runs.loop.saving import Saving, Stopping
+from fedmpi.runs.loop.within import WithinRound
 from fedmpi.runs.record import AMOUNTS, CLIENTS_KEY
 from fedmpi.runs.recorder import Recorder, check_run_folder, make_run_folder
 from fedmpi.runs.trackers.base import make_trackers
@@ -166,9 +168,21 @@ class _Training:
     at_end: EvaluatingAtEnd
     result: Result
     start_seconds: float = 0.0  # of the program before its first round
+    interrupted: dict | None = None  # the state within a round, in which an earlier process has stopped
+
+    def restore(self, state):
+        """See `Run.restore`."""
+        self.run.federation.restore(state)
+        self.interrupted = state if is_within(state) else None
 
     def last_round(self):
-        """A `Now` of the last round before this process."""
+        """A `Now` of the last round before this process, or of one that an earlier process has begun."""
+        if self.interrupted is not None:
+            self.loop.before_round()
+            now = self.loop.after_round(go_on(self.run.federation, self.interrupted, self.loop.request))
+            self.interrupted = None
+            self.loop.after_parts(now)
+            return now
         now = Now(self.run, math.nan)
         now.metrics = now.recorded = self.at_end.metrics  # of a run that was killed after its last round
         now.is_last = self.run.federation.round_index >= self.run.num_rounds or self.early.has_ended
@@ -196,7 +210,7 @@ def _assemble(job, recorder, folder, identity, callbacks, signals):
         recorder=records.recorder,
         record=lambda loss: _record(job, run, loss),
         state=federation.state,
-        restore=federation.restore,
+        restore=lambda state: training.restore(state),
         may_change=config.may_change,
     )
     own = OwnResults(federation, config.evaluation, task.goal)
@@ -208,6 +222,9 @@ def _assemble(job, recorder, folder, identity, callbacks, signals):
     at_end, result = EvaluatingAtEnd(evaluating), Result(job, rule, evaluation, early)
     check = (lambda: check_replicas(federation)) if config.faults.check_replicas else (lambda: None)
     checkpoints = Checkpoints(run, config.folder, lambda: loop.state(), check)
+
+    minutes = config.folder.checkpoint_minutes
+    within = WithinRound(signals, checkpoints.within, minutes, lambda signal: _stop_within(run, signal))
 
     def describe(now):
         facts = {"data": task.reading} if task.reading else {}
@@ -228,6 +245,7 @@ def _assemble(job, recorder, folder, identity, callbacks, signals):
             at_end,
             records,
             Saving(checkpoints),
+            within,
             Stopping(signals, lambda signal: _stop(run, checkpoints, signal)),
             Completing(job, describe),
         ],
@@ -257,7 +275,7 @@ def _begin(job, recorder, training, began):
         recorder.write(job.task.write_split)
     training.loop.begin()
     training.start_seconds = time.perf_counter() - began
-    if job.federation.round_index == 0:
+    if job.federation.round_index == 0 and training.interrupted is None:
         job.federation.start()
     return False
 
@@ -349,6 +367,13 @@ def _stop(run, checkpoints, signal):
         last = f"the last checkpoint is that of round {done}" if done else "there is no checkpoint"
         raise AgreedUserError(f"stopped after round {number} by {signal}; {last}", recorder is not None)
     raise Stopped(f"stopped after round {number} by {signal}; to continue: {where}")
+
+
+def _stop_within(run, signal):
+    """Raise `Stopped`, of a round whose state is written."""
+    raise Stopped(
+        f"stopped within round {run.federation.round_index + 1} by {signal}; to continue: --resume {run.folder}"
+    )
 
 
 def _num_samples(job, early_stopping):

@@ -246,7 +246,15 @@ class MPILink(Link):
 
         self._describe = describe
         self.roll_call = RollCall(self.comm, limit, describe, lambda: (link.phase, link.how_to_resume()))
+        self.roll_call.while_waiting = lambda: link.while_waiting()
         self.topology.waiter.roll_call = self.roll_call
+
+    def call(self, number):
+        if self.roll_call is not None:
+            self.roll_call.call(number)
+
+    def called(self):
+        return -1 if self.roll_call is None else self.roll_call.called()
 
     def survive(self):
         if self.size > 1 and not self.survives:

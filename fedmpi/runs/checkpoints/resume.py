@@ -23,12 +23,12 @@ from fedmpi.runs.checkpoints.files import (
 log = Log(__name__)
 
 
-def resume(run, clients_folder, run_name):
+def resume(run, clients_folder, run_name, within):
     """Go on from the newest checkpoint that is not damaged; damaged ones are named on standard error.
 
     Args:
         run: a `fedmpi.runs.loop.run.Run`. clients_folder: where clients' files are, see `client_file`, or None.
-        run_name: see `unique_name`.
+        run_name: see `unique_name`. within: the `CheckpointWithin`, from which the run goes on if it is newer.
 
     Returns:
         (the state of the training loop, name -> number; the manifests up to that checkpoint, the newest first).
@@ -38,6 +38,9 @@ def resume(run, clients_folder, run_name):
     """
     link, folder = run.link, run.folder
     manifests = share(link, lambda: _read_manifests(folder))
+    inner = within.find(manifests[0]["round"] if manifests else 0)
+    if inner is not None and (loop := _resume_within(run, within, inner)) is not None:
+        return loop, [inner, *manifests]
     if manifests:
         agree(link, lambda: _check_settings(run, manifests[0]))
         agree(link, lambda: _check_sees_checkpoints(run, clients_folder, manifests[0]))
@@ -61,6 +64,22 @@ def resume(run, clients_folder, run_name):
             since = "without a state" if file is None else f"with its state after round {file[0]}"
             log.warning(f"client {client} was lost and takes part again, {since}")
     return {name.removeprefix("loop/"): shared[name] for name in shared if name.startswith("loop/")}, manifests
+
+
+def _resume_within(run, within, manifest):
+    """Go on from the checkpoint within a round; the state of the training loop, or None if a rank's file is damaged."""
+    link, state, problem = run.link, {}, None
+    agree(link, lambda: _check_settings(run, manifest))
+    try:
+        state = within.read(manifest)
+    except Damaged as damage:
+        problem = f"checkpoint within round {manifest['round'] + 1} is damaged: {damage}"
+        log.warning(problem)
+    if link.first_rank_where(problem is not None) is not None:
+        return None
+    loop = _share_state(link, {name: value for name, value in state.items() if name.startswith("loop/")})
+    agree(link, lambda: _restore(run, state))
+    return {name.removeprefix("loop/"): value for name, value in loop.items()}
 
 
 def _refuse(folder):

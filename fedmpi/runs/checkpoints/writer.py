@@ -32,6 +32,7 @@ from fedmpi.runs.checkpoints.files import (
     write_state,
 )
 from fedmpi.runs.checkpoints.resume import resume
+from fedmpi.runs.checkpoints.within import CheckpointWithin
 
 log = Log(__name__)
 
@@ -60,6 +61,7 @@ class Checkpoints:
         # checksum): of a lost client an earlier one, or None.
         self._complete = {}
         self._thread, self._began = None, time.monotonic()
+        self.within = CheckpointWithin(run, settings.checkpoint_clients, own)
         agree(run.link, self._make_client_folders)
 
     @property
@@ -124,8 +126,8 @@ class Checkpoints:
 
     def restore(self):
         """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
-        loop, manifests = resume(self._run, self._settings.checkpoint_clients, self._run_name)
-        for manifest in manifests:
+        loop, manifests = resume(self._run, self._settings.checkpoint_clients, self._run_name, self.within)
+        for manifest in manifests[1:] if "within" in manifests[0] else manifests:
             self._complete[manifest["round"]] = {int(client): file for client, file in manifest["clients"].items()}
         return loop, manifests[0]
 
@@ -207,6 +209,8 @@ class Checkpoints:
                 remove_state(self._client_file(number, client))
         if self._run.link.rank == 0:
             remove_checkpoints(self._run.folder, kept, needed)
+        if self._complete:
+            self.within.remove(max(self._complete))
         self._run.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0
 
     def _files(self):
