@@ -1,4 +1,4 @@
-"""What is told of a federation's rounds while they run: to the trace of `fedmpi.simulate`, to checkpoints within a round."""
+"""What is told of a federation's rounds while they run: for traces, and for checkpoints within a round."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ class Tail:
         values: [num_buffers] of the averaged model. work: of the client whose turn it is; the same memory if it is the
             only one.
         num_unsent: elements at the end of the current region that no client has changed.
-        kept: of each of several clients, until the next round. wide: where buffers of a float32 model that need it are summed in float64.
+        kept: of each of several clients, until the next round.
+        wide: where buffers of a float32 model that need it are summed in float64.
     """
 
     def __init__(self, sent: SentBuffers, layout: Layout, num_local: int, keeps: bool) -> None:

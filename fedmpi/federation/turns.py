@@ -1,7 +1,7 @@
-"""A round that is not over: what each client of a rank has done in it, for a checkpoint, and how the round goes on.
+"""A round that is not over: what a rank's clients have done in it, for a checkpoint, and how the round goes on.
 
-Nothing has crossed since the exchange began, so that each rank may be at a local step of its own. A client that has made
-all its local steps is kept as it was after the last one: its turn ends again when the round goes on.
+Nothing has crossed since the exchange began, so that each rank may be at a local step of its own. A client that has
+made all its local steps is kept as it was after the last one: its turn ends again when the round goes on.
 """
 
 from collections.abc import Callable, Mapping
@@ -83,7 +83,8 @@ def _turn(federation: Federation, client: Client) -> dict[str, Any]:
     """What a client is after its current local step."""
     rows = {f"rows/{name}": row for name, row in client.rows.items() if name not in client.own}
     own: dict[str, Any] = {"step": client.step_index + 1, **rows, "buffers": client.buffers}
-    if losses := client.oracle.losses:
+    oracle: Any = client.oracle
+    if losses := oracle.losses:
         own["losses"] = torch.stack([loss.detach() for loss in losses])
     own |= {f"before/{name}": value for name, value in federation.left_out.before_turn.items()}
     parts = {
@@ -138,7 +139,8 @@ def _end_turn(federation: Federation, client: Client, state: Mapping[str, Any]) 
         if name not in client.own:
             row.copy_(own[f"rows/{name}"])
     client.buffers.copy_(own["buffers"])
-    client.oracle.losses = list(own.get("losses", torch.empty(0)).to(device).unbind())
+    oracle: Any = client.oracle
+    oracle.losses = list(own.get("losses", torch.empty(0)).to(device).unbind())
     before = {name.removeprefix("before/"): value for name, value in own.items() if name.startswith("before/")}
     federation.left_out.before_turn = copied(before)
     for step in range(first_step, client.num_steps):
