@@ -10,7 +10,7 @@ import torch
 from fedmpi.comm.ranks import Ranks, lowest_true
 from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
-from fedmpi.comm.vectors import Copy, Reduce
+from fedmpi.comm.vectors import Copy, Gathering, Reduce
 
 
 class Link(Ranks, abc.ABC):
@@ -90,6 +90,10 @@ class Link(Ranks, abc.ABC):
     @abc.abstractmethod
     def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """[size, n] float64: every rank's [n] `values`, in rank order."""
+
+    def begin_allgather(self, values: npt.ArrayLike) -> Gathering:
+        """`allgather`, which goes on while this rank does something else that is not collective."""
+        return Gathering(self.allgather(values))
 
     @abc.abstractmethod
     def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:

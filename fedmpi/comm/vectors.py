@@ -1,7 +1,9 @@
 """Vectors that ranks have in common: slices of all of theirs, and one that all of them have."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 
@@ -35,3 +37,28 @@ class Copy:
     def take(self, values: torch.Tensor) -> None:
         """Let it have other [n] values, the same on all ranks; collective."""
         self.vector.copy_(values)
+
+
+class Gathering:
+    """What `Link.begin_allgather` has begun.
+
+    Args:
+        everyone: [size, n], which has the values of all ranks once the request is complete.
+        request: of MPI, or None: it is complete. wait: function that waits for a request.
+    """
+
+    def __init__(
+        self, everyone: npt.NDArray[Any], request: Any = None, wait: Callable[[Any], None] = lambda request: None
+    ) -> None:
+        self._everyone, self._request = everyone, request
+        self._wait_for: Callable[[Any], None] = wait
+
+    def poll(self) -> npt.NDArray[Any] | None:
+        """[size, n] the values of all ranks; None if some have not come yet."""
+        return self._everyone if self._request is None or self._request.Test() else None
+
+    def wait(self) -> npt.NDArray[Any]:
+        """The same, when all have come."""
+        if self._request is not None:
+            self._wait_for(self._request)
+        return self._everyone

@@ -239,6 +239,15 @@ class Reports:
         """
         _check_same_call(self._link, self._everyone(self._numbers_of(WITHIN)), rounds_done)
 
+    def asking(self) -> list[float]:
+        """The message of `ask`, for a loop that goes on until the others have come; see `answered`."""
+        return self._numbers_of(WITHIN)
+
+    def answered(self, everywhere: list[list[float]], rounds_done: int) -> None:
+        """Take what all ranks have sent when one sent `asking`; raises as `announce`. All ranks `meet` then."""
+        if FAILED in (report[2] for report in everywhere):
+            _check_same_call(self._link, everywhere, rounds_done)
+
     def _everyone(self, numbers: list[float]) -> list[list[float]]:
         """All ranks' messages; if a rank asks for it, they `meet` first, and those that do not ask repeat theirs."""
         while True:

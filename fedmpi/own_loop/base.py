@@ -454,6 +454,8 @@ class OwnLoop:
                 own_steps.local_step(federation, client, self._done)
             self._done += 1
             self._made += 1
+            if self._recorded and self._done < client.num_steps:
+                self._recorded.after_step()
         self.averaged = False
         if self._done == client.num_steps:
             with self._link.collective():
@@ -492,6 +494,8 @@ class OwnLoop:
 
     def _end_round(self) -> None:
         """The average after the local steps, and what follows it."""
+        if self._recorded:
+            self._recorded.end_meeting()
         federation, (_, steps), *later = self.federation, *self._later
         self._losses.append((steps, federation.end_exchange()))
         self._losses += [(exchange, federation.run_exchange(exchange, number)) for number, exchange in later]
@@ -516,6 +520,8 @@ class OwnLoop:
         return bits << REQUEST_BITS | (self._recorded.request() if self._recorded else 0)
 
     def _announce(self, event: int, error: UserError | None = None) -> None:
+        if self._recorded:
+            self._recorded.end_meeting()
         self.federation.reports.announce(event, self.federation.round_index, error)
 
     def _current(self) -> torch.Tensor:

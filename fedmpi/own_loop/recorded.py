@@ -3,17 +3,19 @@
 import math
 import pathlib
 import sys
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fedmpi.comm.agreement import agree, share
+from fedmpi.comm.faults.meeting import wait_for_all
 from fedmpi.comm.job.ranks import end_in_order
 from fedmpi.comm.job.signals import StopSignals
 from fedmpi.federation.losses import PAUSED
 from fedmpi.ground.errors import STOPPED
-from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, find_checkpoints
+from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, has_checkpoint
 from fedmpi.ground.text import Log, progress_shown, say
 from fedmpi.ground.version import __version__
 from fedmpi.oracles.architecture import as_json
@@ -24,9 +26,11 @@ from fedmpi.own_loop.recording import TASK, Recording
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.loop.loop import Loop
+from fedmpi.runs.loop.meeting import Later, Steps, at_once, meeting
 from fedmpi.runs.loop.part import Now, OwnPart
 from fedmpi.runs.loop.run import Run
 from fedmpi.runs.loop.saving import Saving, Stopping
+from fedmpi.runs.loop.within import LONG
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.settings import FolderSettings
@@ -34,6 +38,8 @@ from fedmpi.runs.trackers.base import make_trackers
 
 log = Log(__name__)
 
+TRIES = 5  # meetings within a round, of which one may find ranks that are between two of their steps
+PATIENCE = 10.0  # seconds in which all ranks end by themselves
 ENDLESS = sys.maxsize  # rounds of a loop whose end only the user knows
 NEW_PASS = (
     "this loop reads a DataLoader by itself ({taken} batches of a pass at its first average): if it goes on from a "
@@ -82,7 +88,12 @@ class Recorded:
         self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late]).any())
         self._pending: dict[str, Any] | None = None  # the state of such a checkpoint
         self._hook: Any = None
-        goes_on = share(link, lambda: recording.resume and bool(find_checkpoints(folder)))
+        # Of a meeting within a round: what is left of it, this rank's state, and the number of the next one.
+        self._meeting: Later | None = None
+        self._captured: dict[str, Any] | None = None
+        self._number, self._signalled, self._tries = 0, 0.0, 0
+        self._round_began = self._saved = time.monotonic()
+        goes_on = share(link, lambda: recording.resume and has_checkpoint(folder))
         facts = {"task": TASK, "model": None}  # a model that cannot be saved is refused now, not at the end
         agree(link, lambda: check_savable(loop._flat.module, facts, has_rows=False))
         recorder = agree(link, lambda: _make_recorder(recording, goes_on) if link.rank == 0 else None)
@@ -128,6 +139,8 @@ class Recorded:
             agree(link, lambda: recorder and recorder.begin(settings, position, loop.federation.round_index))
         self._signals.__enter__()
         self._parts.begin()
+        loop.federation.reports.meet = self._meet
+        link.while_waiting = self._call_if_signalled
         self._now = Now(self._run, math.nan)  # the last round
 
     def _untrained(self, buffers: str) -> list[str]:
@@ -151,6 +164,8 @@ class Recorded:
     def begin_round(self, first_step: int) -> None:
         """Before the local step `first_step` of a round; from now on, signals wait for its end. Not collective."""
         self._signals.begin_rounds()
+        self._round_began = self._saved = time.monotonic()
+        self._tries = 0
         if not first_step:
             self._parts.before_round()
 
@@ -201,6 +216,70 @@ class Recorded:
             else:
                 self.write_pending()
 
+    def after_step(self) -> None:
+        """After a local step that is not the last of its round: meet the other ranks if that is wanted."""
+        if self._meeting is not None:
+            self._go_on()
+            return
+        if self._tries == TRIES or time.monotonic() - self._round_began < LONG:
+            return
+        if self._is_wanted() or self._loop._link.called() >= self._number:
+            self._loop._link.call(self._number)
+            self._captured = self._state()
+            if self._is_late:
+                self._hook = register_optimizer_step_pre_hook(self._take_late)
+            self._meeting = Later(self._loop._link, self._steps())
+
+    def _is_wanted(self) -> bool:
+        now = time.monotonic()
+        if self._signals.bits:
+            self._signalled = self._signalled or now
+            return now - self._signalled >= LONG  # the round may end before
+        minutes = self._recording.checkpoint_minutes
+        return minutes > 0 and now - self._saved >= 60 * minutes
+
+    def _call_if_signalled(self) -> None:
+        if self._signals.bits and self._tries < TRIES and self._is_wanted():
+            self._loop._link.call(self._number)
+
+    def _steps(self) -> Steps:
+        """The meeting of a rank that has asked for it; see `fedmpi.runs.loop.meeting`."""
+        reports = self._loop.federation.reports
+        everyone = yield reports.asking()
+        reports.answered(everyone.tolist(), self._run.federation.round_index)
+        yield from self._rest_of_meeting()
+
+    def _rest_of_meeting(self) -> Steps:
+        self._number, self._tries = self._number + 1, self._tries + 1
+        known = lambda: None if self._hook is not None else self._captured  # noqa: E731
+        if (yield from meeting(known, self._signals.bits, self._checkpoints.within, self._stop_within)):
+            self._saved = time.monotonic()
+        self._captured = None
+
+    def _meet(self) -> None:
+        """What this rank does if another one asks for a meeting while it waits for something else. Collective."""
+        at_once(self._loop._link, self._rest_of_meeting())
+
+    def _go_on(self, waits: bool = False) -> None:
+        if self._meeting is not None and self._meeting.go_on(waits):
+            self._meeting = None
+
+    def end_meeting(self) -> None:
+        """Before another message of all ranks: the meeting that has begun comes to its end. Collective."""
+        self._go_on(waits=True)
+
+    def _stop_within(self, signal: str) -> None:
+        """End this rank, as all ranks do, after a local step of its own."""
+        link, self._meeting = self._loop._link, None
+        self.close()
+        result = "start the program again to continue" if self._recording.resume else "Recording(resume=True) continues"
+        if self._recorder:
+            where = f"{self._recording.folder}: stopped within round {self._run.federation.round_index + 1} by {signal}"
+            print(f"fedmpi: {where}; {result}", file=sys.stderr, flush=True)
+        if wait_for_all(link.comm, PATIENCE) is not None:  # the user's code keeps a rank waiting for this one
+            link.abort(STOPPED)
+        end_in_order(link, "", None, STOPPED)
+
     def _amounts(self, loss: float) -> dict[str, float]:
         """See `Run.record`."""
         clock, iteration = self._run.clock, self._loop.federation.server.iteration
@@ -215,11 +294,15 @@ class Recorded:
             return  # that of another model
         self._hook.remove()
         self._hook = None
-        assert self._pending is not None
         late = self._named(self._objects.state(is_late=True))
         prefixes = {name.rpartition("/")[0] + "/" for name in late}
-        kept = {name: value for name, value in self._pending.items() if name.rpartition("/")[0] + "/" not in prefixes}
-        self._pending = kept | late
+        before = self._captured if self._pending is None else self._pending
+        assert before is not None
+        kept = {name: value for name, value in before.items() if name.rpartition("/")[0] + "/" not in prefixes} | late
+        if self._pending is None:
+            self._captured = kept
+        else:
+            self._pending = kept
 
     @property
     def is_pending(self) -> bool:

@@ -8,7 +8,7 @@ their round is complete. As many ranks read one as have written it.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from fedmpi.comm.agreement import share
@@ -58,12 +58,16 @@ class CheckpointWithin:
         other = client_file(self._pattern, self._run.folder, 0, self._run.clients[0], rank, self._run_name)
         return other.parent.parent / FOLDERS[place] / name
 
-    def write(self, state: Mapping[str, Any]) -> bool:
-        """Write all ranks' states, in place of the older of two; whether that was possible on all."""
+    def write(self, state: Mapping[str, Any]) -> Generator[list[float], Any, bool]:
+        """Write all ranks' states, in place of the older of two; returns whether that was possible on all.
+
+        A generator of what all ranks `allgather` next, to which the result is sent: a loop may do something else
+        meanwhile.
+        """
         run, place = self._run, 1 - self._place
         if run.link.rank == 0:
             remove(self._folder(place), [MANIFEST])
-        run.link.barrier()
+        yield [0.0]
         own = {f"loop/{name}": value for name, value in self._own().items()} if run.link.rank == 0 else {}
         path, problem, sizes = self._file(place), "", (0, 0)
         try:
@@ -73,11 +77,13 @@ class CheckpointWithin:
         except OSError as error:
             problem = f"{path}: {error.strerror or error}"
             log.warning(f"the checkpoint within round {run.federation.round_index + 1} could not be written: {problem}")
-        everyone = run.link.allgather([bool(problem), *sizes]).astype(int).tolist()
+        found: Any = yield [bool(problem), *sizes]
+        everyone = found.astype(int).tolist()
         is_written = not any(row[0] for row in everyone)
         if is_written and run.link.rank == 0:
             is_written = self._write_manifest(place, [row[1:] for row in everyone])
-        is_written = bool(run.link.allgather([is_written]).all())
+        found = yield [is_written]
+        is_written = bool(found.all())
         if is_written:
             self._place, self._count, self._round = place, self._count + 1, run.federation.round_index
         return is_written

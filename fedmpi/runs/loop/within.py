@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
-from fedmpi.comm.job.signals import StopSignals, stopping_signal
+from fedmpi.comm.job.signals import StopSignals
 from fedmpi.federation.turns import Turns
 from fedmpi.runs.checkpoints.within import CheckpointWithin
+from fedmpi.runs.loop.meeting import at_once, meeting
 from fedmpi.runs.loop.part import Now, OwnPart
 from fedmpi.runs.loop.run import Run
 
@@ -69,17 +71,7 @@ class WithinRound(OwnPart):
     def _meet(self) -> None:
         """All ranks are here. Collective."""
         self._number += 1
-        state = self._turns.state(self._federation)
-        everyone = self._link.allgather([state is not None, self._signals.bits]).astype(int)
-        if state is None or not everyone[:, 0].all():
-            self._is_over = True
-            return
-        is_written = self._checkpoint.write(state)
+        state = functools.partial(self._turns.state, self._federation)
+        steps = meeting(state, self._signals.bits, self._checkpoint, self._stop)
+        self._is_over = not at_once(self._link, steps) or bool(self._signals.bits)
         self._saved = time.monotonic()
-        bits = 0
-        for of_rank in everyone[:, 1].tolist():
-            bits |= of_rank
-        signal = stopping_signal(bits)
-        if signal and is_written:
-            self._stop(signal)
-        self._is_over = bool(signal)
