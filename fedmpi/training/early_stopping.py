@@ -111,6 +111,16 @@ class EarlyStopping:
         """Number of each client that has ended by itself -> the round."""
         return {int(name[1:]): watch.round for name, watch in self._watches.items() if name and watch.round}
 
+    @property
+    def has_ended(self):
+        """Whether metrics have ended the run, or all clients' parts of it: also if it goes on from a checkpoint."""
+        return all(watch.round for watch in self._watches.values())
+
+    def go_on(self):
+        """Look at metrics anew, of a run that has ended and is asked for more rounds."""
+        for watch in self._watches.values():
+            watch.round = watch.num_worse = 0
+
     def after(self, record, metrics):
         """Whether the run ends after a round, of which these are the record and the `Metrics` ({}: not evaluated).
 
@@ -155,7 +165,7 @@ class EarlyStopping:
                 reason = self._reason(watch, record, metric, sign * record.get(metric, math.nan))
             watch.round = record["round"] if reason else 0
             reasons.append(reason)
-        if all(watch.round for watch in self._watches.values()):
+        if self.has_ended:
             rounds = ", ".join(str(watch.round) for watch in self._watches.values())
             self.reason = reasons[0] if "" in self._watches else f"each client by its own metrics, after round {rounds}"
 

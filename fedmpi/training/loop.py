@@ -230,6 +230,8 @@ def _resume(job, recorder, checkpoints, progress, rule):
             print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
         return 0, folder
     agree(job.link, lambda: progress.restore(state))
+    if progress.early_stopping.has_ended and manifest["rounds"] != job.num_rounds:
+        progress.early_stopping.go_on()
     agree(job.link, lambda: rule.check(job.federation))
     if recorder:
         print(f"{folder}: continuing after round {manifest['round']}", flush=True)
@@ -271,7 +273,7 @@ def _run_rounds(job, records, checkpoints, progress, rule, evaluation, signals):
     every = run.eval_every or max(1, job.num_rounds // (10 if evaluation.is_partial else 20))
     if federation.round_index == 0:
         federation.start()
-    is_last = federation.round_index >= job.num_rounds
+    is_last = federation.round_index >= job.num_rounds or progress.early_stopping.has_ended
     while not is_last:
         job.task.begin_round(federation.round_index)
         loss = federation.run_round(lambda: signals.bits | checkpoints.request())
