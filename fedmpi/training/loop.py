@@ -230,7 +230,7 @@ def _resume(job, recorder, checkpoints, progress, rule):
             print(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it", flush=True)
         return 0, folder
     agree(job.link, lambda: progress.restore(state))
-    if progress.early_stopping.has_ended and manifest["rounds"] != job.num_rounds:
+    if progress.early_stopping.has_ended and manifest.get("rounds") != job.num_rounds:
         progress.early_stopping.go_on()
     agree(job.link, lambda: rule.check(job.federation))
     if recorder:
