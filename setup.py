@@ -34,7 +34,7 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["fedmpi", "fedmpi.*"]),
-    package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "**/*.html", "launch/*", "py.typed"]},
+    package_data={"fedmpi": ["**/*.yaml", "**/*.sbatch", "**/*.sh", "**/*.html", "**/*.txt", "launch/*", "py.typed"]},
     entry_points={"console_scripts": ["fedmpi = fedmpi.__main__:main"]},
     # A plain .pth file: with setuptools' finder, `import fedmpi` in the folder above a clone finds the clone's folder.
     options={"editable_wheel": {"mode": "compat"}},

@@ -8,8 +8,9 @@ from mkdocs.structure.files import File
 
 import fedmpi
 from fedmpi.config.build import CHOICES
-from fedmpi.config.help import FLAG_HELP, declared_settings, type_name
+from fedmpi.config.help import FLAG_HELP, about, declared_settings, type_name
 from fedmpi.ground.registry import known
+from fedmpi.training.settings import RunSettings
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ELSEWHERE = {
@@ -21,7 +22,7 @@ ELSEWHERE = {
 ORDER = (
     "index", "coming_from", "data", "personal", "baselines", "own_task", "own_loop", "python", "api", "algorithms",
     "objectives", "settings", "sweeps", "reports", "papers", "theory", "reproduction", "cluster", "checkpoints",
-    "failures", "aggregation", "gpu", "speed", "how_it_works",
+    "failures", "aggregation", "gpu", "speed", "how_it_works", "core",
 )  # fmt: skip
 LAST = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 
@@ -61,7 +62,10 @@ def api_page():
 
 def settings_page():
     """All settings of a run and of every class that can be chosen, as a page in Markdown."""
-    of_run = declared_settings({})
+    of_run = declared_settings(RunSettings, {})
+    sections = []
+    for name, cls in RunSettings.classes().items():
+        sections += [f"### {about(name, cls)}", table(one for one in of_run.values() if one.group == name)]
     parts = [
         "# Settings",
         "Write `--rounds 50` on the command line and `rounds: 50` in a file. This page is generated from the code.",
@@ -69,7 +73,7 @@ def settings_page():
         "package `fedmpi[completion]` and, in bash: `fedmpi completion bash > ~/.fedmpi.bash`, and the line "
         "`. ~/.fedmpi.bash` in `~/.bashrc`; zsh and tcsh likewise.",
         "## The run",
-        table(of_run.values()),
+        *sections,
         "Flags of the command line: " + ", ".join(f"`--{flag}`" for flag in FLAG_HELP) + ".",
     ]
     for group, choice in CHOICES.items():
@@ -77,7 +81,7 @@ def settings_page():
         parts.append(f"## {group.capitalize()}\n\nChosen by `--{group} NAME`{default}.")
         for name, cls in known(choice.package, choice.base).items():
             what = (cls.__doc__ or "").strip().split("\n")[0]
-            settings = [one for key, one in declared_settings({group: cls}).items() if key not in of_run]
+            settings = [one for key, one in declared_settings(RunSettings, {group: cls}).items() if key not in of_run]
             parts += [f"### {group} {name}", what.replace("|", "\\|"), table(settings)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

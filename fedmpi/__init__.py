@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedmpi.own_loop.join import join
     from fedmpi.own_loop.recording import Recording
     from fedmpi.runs.folder import RunFolder
+    from fedmpi.runs.loop.part import Part
     from fedmpi.tasks.custom import Task
     from fedmpi.train import train
 
@@ -32,6 +33,7 @@ __all__ = [
     "Algorithm",
     "Exchange",
     "Federation",
+    "Part",
     "Recording",
     "Sending",
     "Task",
@@ -51,6 +53,7 @@ _DEFINED_IN = {
     "Algorithm": "fedmpi.algorithms.base",
     "Exchange": "fedmpi.algorithms.base",
     "Federation": "fedmpi.federation.rounds",
+    "Part": "fedmpi.runs.loop.part",
     "Recording": "fedmpi.own_loop.recording",
     "Sending": "fedmpi.aggregation.sending",
     "Task": "fedmpi.tasks.custom",

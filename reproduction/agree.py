@@ -8,9 +8,9 @@ import tempfile
 import numpy as np
 
 from fedmpi.cli.bench.rates import means
+from fedmpi.cli.comparison import Spread
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import table
-from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import title
 from reproduction import orders
 from reproduction.claims import T, late, num_diverged, outcomes

@@ -10,8 +10,8 @@ import itertools
 import math
 import statistics
 
+from fedmpi.cli.comparison import Spread
 from fedmpi.ground.text import format_metric
-from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
 from reproduction.leads import common_seeds, direction, is_decided, leads_of
 from reproduction.reach import curves, saving, wavering

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from fedmpi.cli.comparison import Spread
 from fedmpi.ground.text import Table, format_bytes
-from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import less_is_better, title
 from reproduction.claims import spread
 

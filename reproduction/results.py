@@ -13,11 +13,11 @@ import pathlib
 import shlex
 import sys
 
+from fedmpi.cli.comparison import Method
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import RECORDS
 from fedmpi.ground.settings import nearest
 from fedmpi.ground.text import short
-from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder, outcome, read_run
 from fedmpi.runs.record import AMOUNTS, title
 from reproduction.csv_files import RESTORE, damaged, number_of, read_rows, whole_number, write_tables

@@ -20,7 +20,6 @@ from fedmpi.cli.sweep.local import is_running, run_all
 from fedmpi.cli.sweep.plan import Plan, Planned, names_of
 from fedmpi.cli.sweep.slurm import SIGNATURE, job_array
 from fedmpi.config.grammar import flatten
-from fedmpi.config.run import role
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_regular, check_replaceable, replacing, set_aside
 from fedmpi.ground.files.run_files import RECORDS
@@ -28,6 +27,7 @@ from fedmpi.ground.machine.cores import processor_name
 from fedmpi.ground.text import format_seconds
 from fedmpi.ground.version import PACKAGE
 from fedmpi.runs.folder import is_run, outcome, read_run
+from fedmpi.training.settings import RunSettings
 from reproduction.experiment import FIRST, as_texts
 
 PROVENANCE = "provenance.json"  # in a run's folder: what made it
@@ -154,9 +154,9 @@ def _ranks_with_a_client(plan, ranks):
     """How many of `ranks` each run of a plan can use: every rank needs a client."""
     if ranks == 1:
         return 1
-    from fedmpi.config.build import read_command_line  # imports torch
+    from fedmpi.training.config import read_command_line  # imports torch
 
-    clients = (read_command_line(plan.arguments(run)).run.clients for run in plan.runs)
+    clients = (read_command_line(plan.arguments(run)).data.clients for run in plan.runs)
     return min([ranks, *filter(None, clients)])
 
 
@@ -211,11 +211,11 @@ def _is_other(plan, run):
 
 def decisive_settings(arguments):
     """The settings of a command line that decide what a run measures: name -> value as JSON text."""
-    from fedmpi.config.build import read_command_line  # imports torch
+    from fedmpi.training.config import read_command_line  # imports torch
 
     resolved = read_command_line(arguments).resolved
     its = flatten({key: one for key, one in resolved.items() if key != "paper"})
-    keys = [key for key in its if key in EVALUATION or role(key) in ("learning", "problem", "seed")]
+    keys = [key for key in its if key in EVALUATION or RunSettings.role(key) in ("learning", "problem", "seed")]
     return {key: json.dumps(its[key], default=str) for key in keys}
 
 
@@ -297,7 +297,7 @@ def was_continued(folder, seconds):
 
 def command_of(plan, run):
     """The command that makes a run, without arguments that name folders of this machine."""
-    settings = {key: text for key, text in {**plan.common, **run.varied}.items() if role(key) != "place"}
+    settings = {key: text for key, text in {**plan.common, **run.varied}.items() if RunSettings.role(key) != "place"}
     words = [f"--{key}={text.replace(str(plan.out / FIRST_RUN), FIRST_RUN)}" for key, text in settings.items()]
     return shlex.join(["python", "-m", "fedmpi.train", *words])
 

@@ -2,10 +2,10 @@
 
 import math
 
+from fedmpi.cli.comparison import Spread
 from fedmpi.cli.sweep.choice import may_choose, usual_metric
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import table
-from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import HELD_OUT, less_is_better
 from reproduction.csv_files import read_rows, write_tables

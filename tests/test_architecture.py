@@ -22,8 +22,8 @@ FLOORS = [
     ["tasks"],
     ["config"],
     ["runs"],
-    ["prepare"],
     ["training", "own_loop"],
+    ["prepare"],
     ["cli"],
     ["train", "__main__"],
     ["reproduction"],  # beside the package: it uses all of it, and nothing uses it
@@ -185,7 +185,7 @@ def loaded(program):
 def test_training_does_not_load_what_only_prepares_data():
     names = loaded(
         "import fedmpi.train, fedmpi.training.build\n"
-        "from fedmpi.config.build import read_command_line\n"
+        "from fedmpi.training.config import read_command_line\n"
         "read_command_line(['--print_config'])"
     )
     assert "fedmpi.data.source" in names

@@ -65,7 +65,7 @@ def test_where_a_users_own_modules_are_found(monkeypatch, tmp_path, words, comes
 
 def test_dir_lists_what_there_is_and_nothing_else():
     needed = {"Algorithm", "Exchange", "setting", "simulate", "train", "Federation", "load", "load_run", "UserError"}
-    needed |= {"__version__", "algorithms", "average", "figure", "join", "Task", "Sending", "Recording"}
+    needed |= {"__version__", "algorithms", "average", "figure", "join", "Task", "Sending", "Recording", "Part"}
     assert needed == set(dir(fedmpi)) == set(fedmpi.__all__)
     for name in dir(fedmpi):
         assert getattr(fedmpi, name) is not None
@@ -118,12 +118,16 @@ PROGRAM = """
     fedmpi.join(torch.nn.ReLU()).finnish()
     fedmpi.average(torch.nn.ReLU(), record=fedmpi.Recording("runs/mine", evaluate=3)).finish()
     fedmpi.average(torch.nn.ReLU()).rank.finnish
+    fedmpi.train(checkpoint_every=3, verbose="yes")
+    fedmpi.train(device=0, private="head.*", init=pathlib.Path("a.h5"))
+    print(fedmpi.train(baselines="local").basselines)
 """
 WRONG = [
     'program.py:15: error: Argument "rounds"', 'program.py:17: error: Argument "rounds"',
     'program.py:19: error: Unexpected keyword argument "roundss"', "program.py:20: error: Too many positional",
     'program.py:21: error: "Joined" has no attribute "finnish"', 'program.py:22: error: Argument "evaluate"',
-    'program.py:23: error: "int" has no attribute "finnish"',
+    'program.py:23: error: "int" has no attribute "finnish"', 'program.py:24: error: Argument "verbose"',
+    'program.py:25: error: Argument "device"', 'program.py:26: error: "Run" has no attribute "basselines"',
 ]  # fmt: skip
 
 

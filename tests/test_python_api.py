@@ -1,7 +1,6 @@
 """fedmpi from a Python program: training, and the trained model with what a program needs to use it."""
 
 import csv
-import dataclasses
 import inspect
 import json
 import re
@@ -18,9 +17,10 @@ from safetensors.torch import load_file
 
 import fedmpi
 from fedmpi.algorithms import FedAvg
-from fedmpi.config.run import GROUPS, RunSettings
+from fedmpi.config.sections import GROUPS
 from fedmpi.data.source import DigitsSource
 from fedmpi.runs.model_files import prepare_inputs
+from fedmpi.training.settings import RunSettings
 
 # Ten lines of PyTorch that give the accuracy which a run printed, without fedmpi.
 PLAIN = """
@@ -169,14 +169,14 @@ def test_a_program_on_two_ranks_gets_what_the_command_line_gets(tmp_path):
 
 
 def test_a_run_is_evaluated_on_a_part_of_the_data_and_at_its_end_on_all(capfd):
-    part = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate_samples=50)
+    part = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate_samples=50, verbose=True)
     assert "50 training and test samples, drawn once; at the end all\n" in capfd.readouterr().out
     whole = fedmpi.train(**USUAL, rounds=20, eval_every=2, evaluate="full")
     assert part.metrics[1]["accuracy"] * 50 == pytest.approx(round(part.metrics[1]["accuracy"] * 50))
     assert part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
     assert part.metrics[1]["train_loss"] == pytest.approx(whole.metrics[1]["train_loss"], rel=0.2)
     assert part.final == whole.final == {name: part.metrics[-1][name] for name in part.final}
-    short = fedmpi.train(**USUAL, rounds=2, evaluate_samples=50)
+    short = fedmpi.train(**USUAL, rounds=2, evaluate_samples=50, verbose=True)
     assert "drawn once; at the end all test samples\n" in capfd.readouterr().out
     assert short.final["accuracy"] == whole.metrics[1]["accuracy"]
     assert short.final["train_loss"] == part.metrics[1]["train_loss"] != whole.metrics[1]["train_loss"]
@@ -202,7 +202,7 @@ def test_how_torch_computes_is_as_before_after_a_run(monkeypatch):
     [
         (lambda x, y: (x.byte(), y), "the inputs of some clients are bytes (uint8), those of others not"),
         (lambda x, y: (x, y + 7), "data: contains the labels 0, 1, 7, 8, but no client has the label 2, 3, 4, 5, 6"),
-        (lambda x, y: (x / 0, y), "data of client 1: item 0 has an input that is not finite"),
+        (lambda x, y: (x / 0, y), "data of client 1, item 0 has an input that is not finite"),
     ],
 )
 def test_datasets_are_checked_as_files_are(change, message):
@@ -272,11 +272,11 @@ def test_a_run_with_objects_is_resumed_to_the_same_bits():
 
 
 def test_a_metric_or_patience_or_a_callback_ends_a_run(capfd):
-    run = fedmpi.train(**USUAL, rounds=50, eval_every=1, stop="accuracy >= 0.5", holdout=0.1)
+    run = fedmpi.train(**USUAL, rounds=50, eval_every=1, stop="accuracy >= 0.5", holdout=0.1, verbose=True)
     assert 1 < len(run.metrics) < 50 and run.metrics[-2]["accuracy"] < 0.5 <= run.metrics[-1]["accuracy"]
     assert "ended early" in capfd.readouterr().out
     still = {**USUAL, "algorithm": {"name": "fedavg", "step_size": 1e-9}}
-    run = fedmpi.train(**still, rounds=50, eval_every=2, patience=3, holdout=0.1)
+    run = fedmpi.train(**still, rounds=50, eval_every=2, patience=3, holdout=0.1, verbose=True)
     assert len(run.metrics) == 8  # the first evaluation is the best
     assert "holdout_accuracy has not improved in 3 evaluations" in capfd.readouterr().out
     seen = []
@@ -285,7 +285,7 @@ def test_a_metric_or_patience_or_a_callback_ends_a_run(capfd):
 
 
 def test_the_best_is_selected_on_held_out_data(capfd):
-    run = fedmpi.train(**USUAL, rounds=6, eval_every=1, result="best", holdout=0.2)
+    run = fedmpi.train(**USUAL, rounds=6, eval_every=1, result="best", holdout=0.2, verbose=True)
     ended = capfd.readouterr()
     best = max(run.metrics, key=lambda record: record["holdout_accuracy"])
     assert f"iterate of round {best['round']} (best by holdout_accuracy)" in ended.out and "chosen" not in ended.err
@@ -310,16 +310,17 @@ def test_the_best_is_selected_on_held_out_data(capfd):
         ({"lr": 0.1}, "unknown setting lr"),
         ({"stop": "accuracy"}, "stop = accuracy: expected a metric"),
         ({"stop": "f1>0.5", "rounds": 1}, "stop: there is no metric f1"),
-        ({"data": [[(1.0, 0.5)]]}, "data of client 0: item 0 has the label 0.5"),
+        ({"data": [[(1.0, 0.5)]]}, "data of client 0, item 0 has the label 0.5"),
         ({"data": [[]]}, "data of client 0: has no items"),
-        ({"data": [[("a", 0)]]}, "data of client 0: item 0: expected numbers as (input, label)"),
+        ({"data": [[("a", 0)]]}, "data of client 0, item 0: expected numbers as (input, label)"),
         ({"data": [[([1.0], 10**12)]]}, "data: contains the labels 1000000000000, but no client has the label 0, 1, 2"),
         ({"data": datasets(2), "clients": 3}, "data: 2 Datasets for 3 clients"),
         ({"test_data": datasets(1)[0]}, "test_data: expected only beside"),
         ({"data": {"a": datasets(1)[0]}}, "data is a dict: expected a name, a path, or one Dataset per client"),
         ({"on_round": {1, 2}}, "on_round is a set: expected a function of a round's record"),
-        ({"help": True}, "help, list and print_config are options of python -m fedmpi.train"),
-        ({"list": "tasks"}, "help, list and print_config are options of python -m fedmpi.train"),
+        ({"help": True}, "help, list, print_config, traceback are options of python -m fedmpi.train"),
+        ({"list": "tasks"}, "help, list, print_config, traceback are options of python -m fedmpi.train"),
+        ({"verbose": "no"}, "verbose is a str: expected True or False"),
         (
             {"model": {"name": "math.sin"}},
             "model 'math.sin': expected a subclass of torch.nn.modules.module.Module, or",
@@ -366,10 +367,22 @@ def test_after_mpi_is_finalized_a_line_says_so():
 
 def test_the_signature_is_that_of_the_settings():
     signature = inspect.signature(fedmpi.train)
-    settings = {field.name: field.default for field in dataclasses.fields(RunSettings)}
+    settings = {name: field.default for name, field in RunSettings.declared().items()}
     assert {name: signature.parameters[name].default for name in settings} == settings
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
-    own = {"on_round", "on_evaluation", "preset", "config", "data", "test_data", "cache", "comm", *GROUPS}
+    own = {
+        "on_round",
+        "on_evaluation",
+        "parts",
+        "verbose",
+        "preset",
+        "config",
+        "data",
+        "test_data",
+        "cache",
+        "comm",
+        *GROUPS,
+    }
     assert set(signature.parameters) == own | set(settings)
 
 

@@ -11,6 +11,7 @@ import torch
 from helpers import ROOT, execute
 
 import fedmpi
+from fedmpi.training.cross_site import SENT
 
 IMPORTS = """
 import atexit, importlib, os, pkgutil, signal, sys, threading
@@ -187,6 +188,7 @@ LOGGED = """
 import logging, fedmpi
 settings = dict(algorithm="fedavg", clients=2, threads=1, rounds=1, local_steps=1, result="best")
 fedmpi.train(**settings)
+fedmpi.train(**settings, verbose=True)
 logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 fedmpi.train(**settings)
 logging.getLogger("fedmpi.training").setLevel("ERROR")
@@ -199,10 +201,21 @@ fedmpi.train.main(["--result", "best", "--rounds", "1", "--clients", "2", "--loc
 def test_warnings_are_logged(tmp_path):
     """Where nothing is set up they are lines on standard error, as a program prints them."""
     ended = execute([sys.executable, "-c", LOGGED], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
-    plain, configured, printed = ended.stderr.splitlines()
+    plain, again, configured, printed = ended.stderr.splitlines()
     assert plain.startswith("fedmpi: the best model is chosen by accuracy on the test set, so")
-    assert configured == plain.replace("fedmpi:", "WARNING fedmpi.training.loop:") and printed == plain
-    assert ended.stdout.count("round 1/1: train_loss") == 4
+    assert configured == plain.replace("fedmpi:", "WARNING fedmpi.training.loop:") and printed == again == plain
+    assert ended.stdout.count("round 1/1: train_loss") == 2  # of the command, and with `verbose`
+
+
+def test_a_call_prints_nothing_but_what_is_asked_for(capfd):
+    settings = {**USUAL, "eval_every": 1, "holdout": 0.1, "baselines": "local", "cross_site": True}
+    fedmpi.train(**settings, on_round=lambda record: print("mine", record["round"]))
+    printed = capfd.readouterr()
+    assert printed.out == "mine 1\nmine 2\n"
+    assert SENT in printed.err
+    run = fedmpi.train(**settings, verbose=True)
+    printed = capfd.readouterr().out
+    assert "round 2/2: train_loss" in printed and "  accuracy " in printed and str(run.baselines) in printed
 
 
 @pytest.mark.parametrize("true", [True, np.True_, np.array(True), torch.tensor(True)])

@@ -11,8 +11,8 @@ import yaml
 from helpers import ROOT, execute, shim
 
 import fedmpi
-from fedmpi.config.build import read_command_line
 from fedmpi.prepare.writer import write_file
+from fedmpi.training.config import read_command_line
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path.stem: path for path in sorted((ROOT / "docs").glob("*.md"))} | {

@@ -4,10 +4,11 @@ import importlib.metadata
 
 import pytest
 
-from fedmpi.config.build import CHOICES, read_command_line
+from fedmpi.config.build import CHOICES
 from fedmpi.ground import registry
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import find, known, plain
+from fedmpi.training.config import read_command_line
 
 
 @pytest.mark.parametrize("group", CHOICES)
@@ -79,7 +80,7 @@ def test_a_plug_in_that_ends_the_process_is_named_and_left_out(plug_ins):
         "Odd(x) was raised",
     )
     listed = read_command_line(["--list", "algorithms"])
-    assert "\nmine " in listed and tuple(listed.splitlines()[-2:]) == lines
+    assert "\ngoodplug  Ours." in listed and tuple(listed.splitlines()[-2:]) == lines
     assert read_command_line([]).notes == lines
     with pytest.raises(UserError, match=r"^algorithm 'exitplug.Mine': cannot be imported: .*SystemExit\(3\)"):
         read_command_line(["--algorithm", "exitplug"])

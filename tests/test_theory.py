@@ -9,9 +9,9 @@ import fedmpi
 from fedmpi import algorithms, theory
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.algorithms.schedules import CubeRoot
-from fedmpi.config.run import RunSettings
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
+from fedmpi.training.settings import RunSettings
 
 FAFED = {"L": 2, "N": 8, "T": 64000, "b": 4, "rho": 0.5}
 FULL = {"L": 2, "Delta": 1.5, "sigma": 3, "N": 8, "K": 4, "R": 1000, "G_0": 5}
@@ -97,7 +97,7 @@ def test_known_answers(name, constants, expected, bound):
     assert found.bound == (bound and pytest.approx(bound, rel=1e-6))
     assert found.method == name and found.source
     known(algorithms, Algorithm)[name](**found.algorithm)  # its settings exist and are in their ranges
-    RunSettings(**{key: value for key, value in found.run.items() if "." not in key})
+    RunSettings(**RunSettings.filled({key: value for key, value in found.run.items() if "." not in key}))
 
 
 def test_the_schedule_of_eq_5_after_its_plateau():

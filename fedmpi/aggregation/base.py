@@ -1,9 +1,7 @@
 """What an aggregation is: one object per rank that turns the participants' rows into the server's."""
 
 import abc
-import contextlib
 import dataclasses
-import inspect
 import math
 from collections.abc import Iterable
 from typing import ClassVar
@@ -11,17 +9,16 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Layout, Moment
-from fedmpi.comm.link import Link, Reduce, Slices
+from fedmpi.aggregation.slices import Slicing
+from fedmpi.aggregation.words import takes_weight
+from fedmpi.comm.link import Link
 from fedmpi.ground.errors import UserError
-from fedmpi.ground.part import Part
-from fedmpi.ground.registry import command_name
 from fedmpi.ground.settings import check
 
 
 @dataclasses.dataclass(kw_only=True)
-class Aggregation(Part):
+class Aggregation(Slicing):
     """Base of all aggregations; its settings are its fields.
 
     In every exchange a federation calls `begin`, then `add` after each turn of a client of this rank, then `average`.
@@ -47,7 +44,7 @@ class Aggregation(Part):
         link: the `Link`. layout: the `Layout`. clients: numbers of this rank's clients, in the order of their turns.
         block: [numel] the memory in which the only client of a rank works, and where the averages are then.
         moment: the current `Moment`. weights: number -> weight of the clients that take part, on all ranks.
-        kept: number -> what `add` has taken, of this rank's clients.
+        kept: number -> region that `add` has taken, of this rank's clients.
         start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region, 0 for
             differences, and of the buffers. Where no client has changed a buffer, rows have the same values.
         codec: the `Codec` in which rows travel, or None; with it, there is `start`, too.
@@ -78,32 +75,12 @@ class Aggregation(Part):
         """Get the memory. Collective on the link; called once, before the first exchange."""
         self.link, self.layout, self.clients = link, layout, list(clients)
         ends = link.allgather([len(self.clients)])[:, 0].astype(int).cumsum()
-        self._of_all_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
+        self.clients_of_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
         self.block = self.allocate(layout.numel)
         self.start = self.block[:0]
-        self.codec: Codec | None = None
-        self._adds_weighted = self._takes_weight()
-        # What `average` does not fill is then found, as far as its memory is not that of the rows.
+        self.codec = None
+        self._adds_weighted = takes_weight(self.add, self.called)
         self._is_out_free = type(self).add is Aggregation.add and len(self.clients) != 1
-
-    def _takes_weight(self) -> bool:
-        """Whether `add` is to get the weight, too.
-
-        Raises:
-            UserError: if it takes other arguments.
-        """
-        parameters = inspect.signature(self.add)
-        for arguments in ((0, self.block, 1.0), (0, self.block)):
-            with contextlib.suppress(TypeError):
-                parameters.bind(*arguments)
-                return len(arguments) > 2
-        raise UserError(f"{self.called}: add{parameters}: expected add(client, rows, weight) or add(client, rows)")
-
-    @property
-    def called(self) -> str:
-        """Its name in messages."""
-        written = f" in codec {command_name(type(self.codec))}" if vars(self).get("codec") is not None else ""
-        return f"aggregation {command_name(type(self))}{written}"
 
     def allocate(self, numel: int) -> torch.Tensor:
         """[numel] zeros where the link sums fastest, or, without `exposes_rows`, of this process alone. Collective."""
@@ -120,7 +97,7 @@ class Aggregation(Part):
         """
         self.moment, self.weights = moment, dict(weights)
         self._check_number()
-        self.kept: dict[int, torch.Tensor] = {}
+        self.kept = {}
         if self.codec is not None:
             self.codec.begin(moment)
 
@@ -131,12 +108,12 @@ class Aggregation(Part):
                 f"not {len(self.weights)}: expected more participants, or another aggregation"
             )
 
-    def take(self, client: int, rows: torch.Tensor) -> None:
+    def take(self, client: int, region: torch.Tensor) -> None:
         """Call `add`, which may do without the weight."""
-        self.add(client, rows, *([self.weights[client]] if self._adds_weighted else []))
+        self.add(client, region, *([self.weights[client]] if self._adds_weighted else []))
 
-    def skip(self, client: int, rows: torch.Tensor) -> None:  # noqa: B027  most keep what they have so far
-        """Take note that a client of this rank is left out, instead of `add`; its [n] `rows` may be overwritten."""
+    def skip(self, client: int, region: torch.Tensor) -> None:  # noqa: B027  most keep what they have so far
+        """Take note that a client of this rank is left out, instead of `add`; its [n] region may be overwritten."""
 
     def leave_out(self, clients: Iterable[int]) -> None:
         """From now on, the exchange is one without some clients of all ranks; before `average`. Not collective.
@@ -147,23 +124,22 @@ class Aggregation(Part):
         self.weights = {client: weight for client, weight in self.weights.items() if client not in set(clients)}
         self._check_number()
 
-    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
-        """Take what a client of this rank sends. Not collective. A class may define it as ``add(client, rows)``, too.
+    def add(self, client: int, region: torch.Tensor, weight: float) -> None:
+        """Take what a client of this rank sends. Not collective. A class may define it as ``add(client, region)``, too.
 
         Args:
             client: its number, one of those that take part.
-            rows: [n] the current region, contiguous, not yet multiplied by the weight; it may be overwritten, and
-                contains something else after the call.
+            region: [n] the rows that are averaged now, contiguous, not yet multiplied by the weight; it may be
+                overwritten, and contains something else after the call.
             weight: of the client, as in `weights`.
         """
         # Alone on its rank, a client works in the block, where the rows stay.
-        self.kept[client] = rows if len(self.clients) == 1 else rows.clone()
+        self.kept[client] = region if len(self.clients) == 1 else region.clone()
 
-    def fill(self, out: torch.Tensor) -> None:
-        """Call `average`."""
+    def spoil(self, out: torch.Tensor) -> None:
+        """Before `average`: what it does not fill is then found, as far as its memory is not that of a region."""
         if self._is_out_free:
             out.fill_(math.nan)
-        self.average(out)
 
     @abc.abstractmethod
     def average(self, out: torch.Tensor) -> None:
@@ -173,97 +149,9 @@ class Aggregation(Part):
         without them.
 
         Args:
-            out: [n] the current region; on a rank with one client it is the memory of the rows that were added.
+            out: [n] the region of the server's block; on a rank with one client it is the one that was added.
         """
 
     def reorder_end(self, order: torch.Tensor) -> None:
         """Put the last elements of what was added into another order, [k] positions among them."""
         raise NotImplementedError(f"{type(self).__name__} leaves out constants: expected that it defines reorder_end")
-
-    def vectors(self) -> list[torch.Tensor]:
-        """What this rank's clients have sent, in the order of their numbers."""
-        return [self.kept[client] for client in sorted(self.kept)]
-
-    def reduce_slices(self, reduce: Reduce, out: torch.Tensor) -> None:
-        """Let every rank reduce one slice of what `add` has kept of all participants; for `average`.
-
-        Where one client works alone (CE-LSGD draws one), its rows are taken as they are.
-
-        Args:
-            reduce: see `Link.exchange_slices`; its `Slices` are in the order of the ranks and of their clients, whose
-                numbers they have, too.
-            out: see `average`.
-        """
-        of_present = (self._of_all_ranks[rank] for rank in self.link.members)
-        clients = [client for of_rank in of_present for client in sorted(of_rank) if client in self.weights]
-
-        def of_several(slices: Slices) -> torch.Tensor:
-            slices.clients = clients
-            if len(slices) == 1:
-                return slices[0]
-            return of_length(slices[0].numel(), reduce(slices), f"{self.called}: what reduces slices returned")
-
-        if self.codec is None or self.are_numbers:
-            self.link.exchange_slices(self.vectors(), of_several, out)
-        else:
-            self._reduce_words(self.codec, of_several, out)
-
-    def _reduce_words(self, codec: Codec, reduce: Reduce, out: torch.Tensor) -> None:
-        """`reduce_slices` where each client's words are read with its slice, and the results are written again."""
-        start, end = self.start, self.end_of_rows
-        # Clients know what was read of their differences; what all know of the mean must be the mean of these.
-        is_exact = "difference" in map(self.layout.kinds.get, self.moment.rows)
-
-        def write(values: torch.Tensor) -> torch.Tensor:
-            return of_length(len(values), codec.encode(values), f"{self.called}: encode returned")
-
-        def read(words: torch.Tensor) -> torch.Tensor:
-            return of_length(len(words), codec.decode(words), f"{self.called}: decode returned")
-
-        def of_words(words: Slices) -> torch.Tensor:
-            began = start[words.place].to(words[0].device)
-            result = reduce(Slices((read(each).add_(began) for each in words), words.place))
-            return result if is_exact else write(moves(result, began, end - words.place.start))
-
-        sent, written = [write(moves(rows, start, end)) for rows in self.vectors()], write(start)
-        result = torch.empty_like(out if is_exact else written)
-        self.link.exchange_slices(sent, of_words, result, written.dtype)
-        out.copy_(result if is_exact else read(result).add_(start))
-        self.clamp_squares(out)
-
-    @property
-    def are_numbers(self) -> bool:
-        """Whether the current exchange is one of numbers, which travel as they are."""
-        return all(self.layout.kinds.get(row) == "number" for row in self.moment.rows)
-
-    @property
-    def end_of_rows(self) -> int:
-        """Where the float buffers begin in the current region."""
-        return len(self.moment.rows) * self.layout.dim
-
-    def clamp_squares(self, out: torch.Tensor) -> None:
-        """A mean of squares is never below 0: mend it in an `out` that a codec has written."""
-        dim = self.layout.dim
-        for number, row in enumerate(self.moment.rows):
-            if self.layout.kinds.get(row) == "square":
-                out[number * dim : (number + 1) * dim].clamp_(min=0)
-
-
-def of_length(length: int, found: object, who: str) -> torch.Tensor:
-    """A vector that a part of the user's has returned.
-
-    Raises:
-        UserError: if it is none of this length; `who` begins the message.
-    """
-    if isinstance(found, torch.Tensor) and found.shape == (length,):
-        return found
-    given = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
-    raise UserError(f"{who} {given}: expected a tensor of shape [{length}]")
-
-
-def moves(rows: torch.Tensor, start: torch.Tensor, num_finite: int) -> torch.Tensor:
-    """The difference; behind `num_finite` values, 0 also where both are equally infinite: a mask among the buffers."""
-    difference, end = rows - start, max(0, num_finite)
-    if end < len(rows):
-        difference[end:] = torch.where(rows[end:] == start[end:], 0, difference[end:])
-    return difference

@@ -4,11 +4,12 @@ import dataclasses
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, of_length
+from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
-from fedmpi.comm.link import Slices
+from fedmpi.aggregation.words import of_length
+from fedmpi.comm.vectors import Slices
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -28,20 +29,20 @@ class MeanOfWords(Aggregation):
         self._rows = {row: slice(k * dim, (k + 1) * dim) for k, row in enumerate(moment.rows[:number])}
         self._end, self._total = number * dim, self.block[moment.region][:0]
 
-    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
-        words = self._written(rows).mul_(weight)
+    def add(self, client: int, region: torch.Tensor, weight: float) -> None:
+        words = self._written(region).mul_(weight)
         if len(self._total):
             self._total.add_(words)
         else:
             self._total = self.block[self.moment.region][: len(words)].copy_(words)
 
-    def _written(self, rows: torch.Tensor) -> torch.Tensor:
+    def _written(self, region: torch.Tensor) -> torch.Tensor:
         """The words of all rows, and what is not coded behind them."""
         assert self.codec is not None
-        words = [self.codec.encode(rows[place] - self.start[place]) for place in self._rows.values()]
+        words = [self.codec.encode(region[place] - self.start[place]) for place in self._rows.values()]
         for of_row in words:
             of_length(min(len(words[0]), self.layout.dim), of_row, f"{self.called}: encode returned")
-        return torch.cat([*words, rows[self._end :]])
+        return torch.cat([*words, region[self._end :]])
 
     def average(self, out: torch.Tensor) -> None:
         assert self.codec is not None

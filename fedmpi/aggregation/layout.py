@@ -20,11 +20,37 @@ class Layout:
     dim: int
     numel: int
     dtype: torch.dtype
-    device: torch.device
+    device: torch.device | str
     segments: tuple[slice, ...] = ()
     names: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def rows_of(self, block: torch.Tensor) -> torch.Tensor:
+        """All rows of a block, [number of rows * dim]."""
+        return block[: len(self.rows) * self.dim]
+
+    def behind(self, block: torch.Tensor) -> torch.Tensor:
+        """What lies behind the rows of a block: float buffers."""
+        return block[len(self.rows) * self.dim :]
+
+    def named(self, block: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Name -> [dim] row of a block, views."""
+        return dict(zip(self.rows, self.rows_of(block).view(-1, self.dim)))
+
+    def place_of(self, rows: tuple[str, ...]) -> slice:
+        """The slice of a block that holds consecutive `rows`, with the buffers if it ends with the last row.
+
+        Raises:
+            ValueError: if they are not consecutive.
+        """
+        if not rows:
+            return slice(0, 0)
+        first = self.rows.index(rows[0])
+        stop = first + len(rows)
+        if self.rows[first:stop] != tuple(rows):
+            raise ValueError(f"{rows}: not consecutive in the exchanged rows {self.rows}")
+        return slice(first * self.dim, self.numel if stop == len(self.rows) else stop * self.dim)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,10 +30,10 @@ class Mean(Aggregation):
         super().begin(moment, weights)
         self._turns = 0
 
-    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
+    def add(self, client: int, region: torch.Tensor, weight: float) -> None:
         if weight != 1:
-            rows.mul_(weight)
-        turn, region = self._turns, self.moment.region
+            region.mul_(weight)
+        turn, place = self._turns, self.moment.region
         self._turns += 1
         if len(self.clients) == 1:  # it works in the block
             return
@@ -41,11 +41,11 @@ class Mean(Aggregation):
         # placed in powers of two, the sum is then the same tree as a reduction over ranks builds.
         level = (turn ^ (turn + 1)).bit_length() - 1  # where the sum of this and earlier clients goes
         for full in range(level - 1):
-            rows.add_(self._sums[full][region])
+            region.add_(self._sums[full][place])
         if level == 0:
-            self._sums[0][region].copy_(rows)
+            self._sums[0][place].copy_(region)
         else:
-            torch.add(rows, self._sums[level - 1][region], out=self._sums[level][region])
+            torch.add(region, self._sums[level - 1][place], out=self._sums[level][place])
 
     def average(self, out: torch.Tensor) -> None:
         self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out)
@@ -56,16 +56,16 @@ class Mean(Aggregation):
 
     def _total(self) -> torch.Tensor:
         """The contiguous vector to be summed over the ranks, after the clients' turns."""
-        region = self.moment.region
-        outgoing = self.block[region]
+        place = self.moment.region
+        whole = self.block[place]
         if self._turns == 0:
-            return outgoing.zero_()
+            return whole.zero_()
         if len(self.clients) == 1:
-            return outgoing
+            return whole
         levels = [level for level in range(len(self._sums)) if self._turns >> level & 1]  # those that hold a sum
-        total = self._sums[levels[0]][region]
+        total = self._sums[levels[0]][place]
         for level in levels[1:]:
-            total = self._sums[level][region].add_(total)
+            total = self._sums[level][place].add_(total)
         if levels[-1] != len(self._sums) - 1:
-            outgoing.copy_(total)
-        return outgoing
+            whole.copy_(total)
+        return whole

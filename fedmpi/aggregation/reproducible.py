@@ -26,7 +26,7 @@ class Reproducible(Aggregation):
 
     def allocate(self, numel: int) -> torch.Tensor:
         """The first partial sum."""
-        self._placement = Placement(self._of_all_ranks)
+        self._placement = Placement(self.clients_of_ranks)
         stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
         everything = super().allocate(self._placement.num_slots * stride)
         self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
@@ -38,19 +38,19 @@ class Reproducible(Aggregation):
             turns, self._partials = self._placement.plan(tuple(sorted(weights)))
             self._turns = turns[self.link.members[self.link.rank]]
 
-    def add(self, client: int, rows: torch.Tensor, weight: float) -> None:
+    def add(self, client: int, region: torch.Tensor, weight: float) -> None:
         if weight != 1:
-            rows.mul_(weight)
+            region.mul_(weight)
         sums = {name: self._slots[slot][self.moment.region] for name, slot in self._turns.slots.items()}
         if client not in sums:
-            sums[client] = rows
+            sums[client] = region
         elif len(self.clients) > 1:  # a rank's only client works in the slot
-            sums[client].copy_(rows)
+            sums[client].copy_(region)
         for a, b in self._turns.steps[client]:
             sums[a].add_(sums[b])
 
-    def skip(self, client: int, rows: torch.Tensor) -> None:
-        self.add(client, rows.zero_(), 1.0)  # the tree stays as it was planned
+    def skip(self, client: int, region: torch.Tensor) -> None:
+        self.add(client, region.zero_(), 1.0)  # the tree stays as it was planned
 
     def average(self, out: torch.Tensor) -> None:
         vectors, link = [slot[self.moment.region][: out.numel()] for slot in self._slots], self.link

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from fedmpi.aggregation.base import Aggregation, moves
+from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.layout import Moment
-from fedmpi.comm.link import Slices
+from fedmpi.aggregation.words import moves
+from fedmpi.comm.vectors import Slices
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
 
@@ -98,7 +99,7 @@ class CentredClipping(Robust):
             return start
 
         unused = torch.empty_like(out)
-        self.link.exchange_slices([row.clone() for row in self.vectors()], measure, unused)
+        self.link.exchange_slices([row.clone() for row in self.kept_regions()], measure, unused)
         norms = torch.from_numpy(self.link.allgather(squares.numpy())).sum(0).sqrt()
         factors = (self.radius / norms).clamp(max=1).tolist()
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -49,10 +49,10 @@ class LocalAMSGrad(Algorithm):
     downlink = ("x", "v_hat")
 
     @property
-    def exchanged_at_start(self):
+    def exchanged_at_start(self) -> tuple[str, ...]:
         return ("v_mean",) if self.v0 is None else ()
 
-    def exchanges(self):
+    def exchanges(self) -> tuple[Exchange, ...]:
         """v and then x; both at once if the last step does not need the new v̂."""
         if self.refresh == "after":
             return (Exchange(("v_mean", "x"), then=self.refresh_v_hat),)
@@ -61,28 +61,28 @@ class LocalAMSGrad(Algorithm):
             Exchange(("x",), work=self.last_move),
         )
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """The square of an initial gradient, if v0 is not set."""
         if self.v0 is None:
             g = oracle.gradient(client.x, oracle.draw_first())
             torch.mul(g, g, out=client.v_mean)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """v̂ = v0."""
         if self.v0 is None:
             torch.clamp(server.v_mean, min=1e-8, out=server.v_hat)
         else:
             server.v_hat.fill_(self.v0)
 
-    def client_start(self, client, server):
+    def client_start(self, client: Client, server: Server) -> None:
         """m_i = 0, v_i = v0."""
         client.v.copy_(server.v_hat)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """√v̂, frozen in the round."""
         torch.sqrt(server.v_hat, out=client.denominator)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """m_i and v_i as Adam's, then x_i <- x_i - α m_i / √v̂."""
         g = oracle.gradient(client.x, oracle.draw())
         client.m.lerp_(g, 1 - self.momentum)
@@ -90,15 +90,15 @@ class LocalAMSGrad(Algorithm):
         if not client.is_last_step or self.refresh == "after":
             client.x.addcdiv_(client.m, client.denominator, value=-self.eta(client))
 
-    def upload(self, client, server, oracle):
+    def upload(self, client: Client, server: Server, oracle: Oracle) -> None:
         """A copy of v_i is averaged; v_i itself is kept by the client."""
         client.v_mean.copy_(client.v)
 
-    def refresh_v_hat(self, server):
+    def refresh_v_hat(self, server: Server) -> None:
         """v̂ <- max(v̂, mean(v_i))."""
         torch.maximum(server.v_hat, server.v_mean, out=server.v_hat)
 
-    def last_move(self, client, server, oracle):
+    def last_move(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- x_i - α m_i / √v̂ with the new v̂."""
         torch.sqrt(server.v_hat, out=client.denominator)
         client.x.addcdiv_(client.m, client.denominator, value=-self.eta(client))

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -46,31 +46,31 @@ class FAFED(Algorithm):
     server_rows = ("A",)
     client_rows = ("x_prev",)
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both are averaged next."""
         g = oracle.gradient(client.x, oracle.draw_first())
         client.m.copy_(g)
         client.v.copy_(self._square(g))
         client.x_prev.copy_(client.x)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """Lines 2-3: A_0 = √v̄_0 + ρ, x_1 = x_0 - η_0 m̄_0 (without A_0, as printed)."""
         self._refresh(server)
         server.x.add_(server.m, alpha=-self.eta(server))
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """After an absence x_prev is stale: reset it to x, so that the correction vanishes."""
         if client.was_absent:
             client.x_prev.copy_(client.x)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """Lines 5-7 and 14: estimate with two gradients on the same sample, then move."""
         g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
         self._estimate(client, g, g_prev)
         if not client.is_last_step:
             client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
 
-    def _estimate(self, client, g, g_prev, scale=1):
+    def _estimate(self, client: Client, g: torch.Tensor, g_prev: torch.Tensor, scale: float = 1) -> None:
         """Lines 5-7: m_i <- g + (1 - α)(m_i - g⁻), then v_i, and x_{t-1,i} = x_{t,i}; `scale` is a factor of g⁻."""
         client.m.sub_(g_prev, alpha=scale)
         alpha = self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
@@ -81,63 +81,15 @@ class FAFED(Algorithm):
             client.v.lerp_(self._square(g), 1 - self.second_moment_decay)  # v_i <- β v_i + (1 - β) g²
         client.x_prev.copy_(client.x)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """Lines 10-12: v̄, then A, then x̄ - η m̄ / A."""
         self._refresh(server)
         server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
 
-    def _square(self, g):
+    def _square(self, g: torch.Tensor) -> torch.Tensor:
         """g² per coordinate, overwriting g; or ‖g‖², a 0-d tensor."""
         return g.square_() if self.adaptive_matrix == "diagonal" else torch.dot(g, g)
 
-    def _refresh(self, server):
+    def _refresh(self, server: Server) -> None:
         """A = √v̄ + ρ: the root of the average; ρ is added after the root."""
         torch.sqrt(server.v, out=server.A).add_(self.epsilon)
-
-
-@dataclasses.dataclass(frozen=True)
-class FAFEDCode(FAFED):
-    """FAFED as the authors' code computes it: also the last local step before an average moves, with the old A.
-
-    Source: Wu, Huang, Hu, Huang, "Faster Adaptive Federated Learning", AAAI 2023, their code; each of the
-    three settings is one difference from Algorithm 2.
-    Paper to code: as in `FAFED`.
-    Special cases: sync_order "paper", first_step "plain" and prev_grad_scale 1 are FAFED; with β = 1 both
-    orders agree.
-    """
-
-    name = "fafed_code"
-
-    sync_order: str = setting(
-        "code",
-        "at an average: move before it, with the old A (code), or afterwards, with the new A (paper)",
-        among=("code", "paper"),
-    )
-    first_step: str = setting(
-        "plain",
-        "first move (line 3 of Algorithm 2): plain, as in the paper, or adaptive, divided by A_0",
-        among=("plain", "adaptive"),
-    )
-    prev_grad_scale: float = setting(
-        1.0, "factor of the gradient at x_{t-1}; 0.95 in the authors' script for images", least=0
-    )
-
-    def server_start(self, server):
-        """A_0 as in the paper, then the first move."""
-        if self.first_step == "plain":
-            return super().server_start(server)
-        self._refresh(server)
-        server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
-
-    def local_step(self, client, server, oracle):
-        """As in the paper, but for the scale of the older gradient and the last move."""
-        g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
-        self._estimate(client, g, g_prev, self.prev_grad_scale)
-        if self.sync_order == "code" or not client.is_last_step:
-            client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
-
-    def server_step(self, server):
-        """v̄, then A; the clients have moved."""
-        if self.sync_order == "paper":
-            return super().server_step(server)
-        self._refresh(server)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -24,20 +24,20 @@ class FedAvg(Algorithm):
     server_step_size: float = setting(1.0, "η_g, how far the server moves to the average; 1 is the average", above=0)
 
     @property
-    def server_rows(self):
+    def server_rows(self) -> tuple[str, ...]:
         return () if self.server_step_size == 1 else ("x_start",)  # x at the start of the round
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- x_i - η ∇f_i(x_i; ξ)."""
         g = oracle.gradient(client.x, oracle.draw())
         client.x.add_(g, alpha=-self.eta(client))
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """Keep x of the first round's start."""
         if "x_start" in self.server_rows:
             server.x_start.copy_(server.x)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """x <- x + η_g (mean(x_i) - x)."""
         if "x_start" in self.server_rows:
             server.x_start.lerp_(server.x, self.server_step_size)
@@ -58,7 +58,7 @@ class FedProx(FedAvg):
 
     server_rows = ("x_start",)  # x at the start of the round
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- x_i - η (∇f_i(x_i; ξ) + μ (x_i - x))."""
         g = oracle.gradient(client.x, oracle.draw())
         g.add_(client.x, alpha=self.proximal_weight).sub_(server.x_start, alpha=self.proximal_weight)

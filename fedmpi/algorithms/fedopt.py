@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from typing import ClassVar, Protocol
 
 import torch
 
+from fedmpi.algorithms.base import Server
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
@@ -12,7 +14,7 @@ from fedmpi.ground.settings import setting
 CORRECTIONS = ("none", "torch", "keras", "flower")
 
 
-def correction():
+def correction() -> str:
     """The setting of the classes that have it."""
     return setting(
         "none",
@@ -22,14 +24,25 @@ def correction():
     )
 
 
-def check_correction(algorithm):
+class Corrected(Protocol):
+    """An algorithm with these settings."""
+
+    @property
+    def correction(self) -> str: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def second_moment_decay(self) -> float: ...
+
+
+def check_correction(algorithm: Corrected) -> None:
     """Raise UserError if the correction would divide by 0, or make the step 0."""
     if algorithm.correction != "none" and algorithm.second_moment_decay == 1:
         given = f"second_moment_decay = 1: correction {algorithm.correction}"
         raise UserError(f"algorithm.{given} needs a number < 1 (1 - β2^t would be 0)")
 
 
-def corrections(algorithm, round_index):
+def corrections(algorithm: Corrected, round_index: int) -> tuple[float, float, float]:
     """(factor and divisor of the step size, divisor of √v): Adam's bias correction in a round."""
     if algorithm.correction == "none":
         return 1, 1, 1
@@ -52,15 +65,15 @@ class _FedOpt(FedAvg):
     momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
     v0: float | None = setting(None, "second moment before the first round; default: τ²", least=0)
 
-    server_rows = ("x_start", "m", "v")
+    server_rows: ClassVar[tuple[str, ...]] = ("x_start", "m", "v")
     downlink = ("x",)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """m = 0, v = τ²."""
         server.x_start.copy_(server.x)
         server.v.fill_(self.epsilon**2 if self.v0 is None else self.v0)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """m <- β1 m + (1-β1) Δ, then v, then x <- x + η m / (√v + τ), with Adam's bias correction if it is set."""
         delta = server.x.sub_(server.x_start)  # Δ = mean(x_i) - x, downhill
         server.m.lerp_(delta, 1 - self.momentum)
@@ -73,12 +86,15 @@ class _FedOpt(FedAvg):
         server.x_start.addcdiv_(server.m, denominator, value=self.server_step_size * factor / divisor)
         server.x.copy_(server.x_start)
 
-    def corrections(self, server):
+    def update_v(self, server: Server, square: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def corrections(self, server: Server) -> tuple[float, float, float]:
         """See the function `corrections`."""
         return 1, 1, 1
 
     @property
-    def offset(self):
+    def offset(self) -> float:
         """What is added to the root."""
         return self.epsilon
 
@@ -103,15 +119,15 @@ class FedAdam(_FedOpt):
     second_moment_decay: float = setting(0.99, "β2, weight of the old second moment", least=0, most=1)
     correction: str = correction()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_correction(self)
 
-    def update_v(self, server, square):
+    def update_v(self, server: Server, square: torch.Tensor) -> torch.Tensor:
         """v <- β2 v + (1-β2) Δ²."""
         return server.v.lerp_(square, 1 - self.second_moment_decay)
 
-    def corrections(self, server):
+    def corrections(self, server: Server) -> tuple[float, float, float]:
         """See the function `corrections`."""
         return corrections(self, server.round_index)
 
@@ -127,7 +143,7 @@ class FedYogi(FedAdam):
 
     server_rows = ("x_start", "m", "v", "sign")
 
-    def update_v(self, server, square):
+    def update_v(self, server: Server, square: torch.Tensor) -> torch.Tensor:
         """v <- v - (1-β2) Δ² sign(v - Δ²), and never below 0."""
         torch.sub(server.v, square, out=server.sign).sign_()
         return server.v.addcmul_(square, server.sign, value=self.second_moment_decay - 1).clamp_(min=0)
@@ -144,7 +160,7 @@ class FedAdagrad(_FedOpt):
 
     momentum: float = setting(0.0, "β1, weight of the old direction", least=0, below=1)
 
-    def update_v(self, server, square):
+    def update_v(self, server: Server, square: torch.Tensor) -> torch.Tensor:
         """v <- v + Δ²."""
         return server.v.add_(square)
 
@@ -176,22 +192,22 @@ class FedAMS(FedAdam):
 
     server_rows = ("x_start", "m", "v", "v_hat")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon == 0 and self.v0 == 0:
             raise UserError("algorithm.epsilon = 0: expected a number > 0, or algorithm.v0 > 0 beside it")
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """m = v = 0, v̂ = v0."""
         server.x_start.copy_(server.x)
         server.v_hat.fill_(self.v0)
 
-    def update_v(self, server, square):
+    def update_v(self, server: Server, square: torch.Tensor) -> torch.Tensor:
         """v as Adam's, v̂ <- max(v̂, v, ε) (option 1)."""
         torch.maximum(server.v_hat, super().update_v(server, square), out=server.v_hat)
         return server.v_hat.clamp_(min=self.epsilon) if self.option == 1 else server.v_hat
 
     @property
-    def offset(self):
+    def offset(self) -> float:
         """ε in option 2."""
         return self.epsilon if self.option == 2 else 0

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -41,17 +41,17 @@ class FedLAMB(Algorithm):
     scratch = ("m", "denominator")
     downlink = ("x", "v_hat")
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """v̂ = ε."""
         server.v_hat.fill_(self.epsilon)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """Line 6: m = 0, v = v̂."""
         client.m.zero_()
         client.v.copy_(server.v_hat)
         torch.sqrt(server.v_hat, out=client.denominator).add_(self.epsilon)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """Lines 8-13: p = m̂ / (√v̂ + ε), then θ^ℓ <- θ^ℓ - α ‖θ^ℓ‖ u / ‖u‖ with u = p^ℓ + λ θ^ℓ."""
         g = oracle.gradient(client.x, oracle.draw())
         client.m.lerp_(g, 1 - self.momentum)
@@ -62,11 +62,11 @@ class FedLAMB(Algorithm):
             u[layer].mul_(self.ratio(client.x[layer], u[layer]))
         client.x.add_(u, alpha=-self.eta(client))
 
-    def ratio(self, x, u):
+    def ratio(self, x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         """‖θ^ℓ‖ / ‖u‖, or 1 where a norm is 0; a 0-d tensor."""
         x_norm, u_norm = torch.linalg.vector_norm(x), torch.linalg.vector_norm(u)
         return torch.where((x_norm > 0) & (u_norm > 0), x_norm / u_norm, 1.0)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """Lines 15-16: θ̄ = mean(θ_i), v̂ <- max(v̂, mean(v_i))."""
         torch.maximum(server.v_hat, server.v, out=server.v_hat)

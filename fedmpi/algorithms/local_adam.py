@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -33,7 +33,7 @@ class LocalAdam(Algorithm):
     exchanged = ("x", "m", "v")
     kinds = {"m": "gradient", "v": "square"}
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """m_i and v_i as Adam's, then x_i <- x_i - η m_i / √(v_i + λ²)."""
         g = oracle.gradient(client.x, oracle.draw())
         client.m.lerp_(g, 1 - self.momentum)

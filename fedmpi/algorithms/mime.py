@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
 from fedmpi.algorithms.fedopt import check_correction, correction, corrections
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
@@ -47,39 +47,39 @@ class MimeAdam(Algorithm):
     server_rows = ("x_start", "m", "v")
     scratch = ("denominator",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_correction(self)
         if self.correction != "none" and self.update == "frozen":
             raise UserError(f"algorithm.correction = {self.correction}: expected none, or update = fresh beside it")
 
     @property
-    def downlink(self):
+    def downlink(self) -> tuple[str, ...] | None:
         return ("x", "m", "v") if self.lite else ("x", "m", "v", "c")
 
-    def exchanges(self):
+    def exchanges(self) -> tuple[Exchange, ...]:
         """c, then x."""
         return (Exchange(("c",), work=self.full_gradient, then=self.first_v), Exchange(("x",), then=self.server_step))
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """m = 0, v = v0."""
         server.x_start.copy_(server.x)
         server.v.fill_(self.v0 or 0)
 
-    def full_gradient(self, client, server, oracle):
+    def full_gradient(self, client: Client, server: Server, oracle: Oracle) -> None:
         """c = ∇f_i(x) over the client's whole data."""
         client.c.copy_(oracle.gradient(client.x, oracle.whole()))
 
-    def first_v(self, server):
+    def first_v(self, server: Server) -> None:
         """v = c² in the first round, unless v0 is set."""
         if self.v0 is None and server.round_index == 0:
             torch.mul(server.c, server.c, out=server.v)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """√v + ε, frozen in the round."""
         torch.sqrt(server.v, out=client.denominator).add_(self.epsilon)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """y_i <- y_i - η (β1 m + (1-β1)g) / (√v + ε) with g = ∇f_i(y_i; ξ) - ∇f_i(x; ξ) + c."""
         if self.lite:
             g = oracle.gradient(client.x, oracle.draw())
@@ -93,7 +93,7 @@ class MimeAdam(Algorithm):
         direction = g.mul_(1 - self.momentum).add_(server.m, alpha=self.momentum)
         client.x.addcdiv_(direction, client.denominator, value=-self.eta(client) * factor / divisor)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """x <- x + η_g (mean(y_i) - x); m <- β1 m + (1-β1) c, v <- β2 v + (1-β2) c²."""
         server.x_start.lerp_(server.x, self.server_step_size)
         server.x.copy_(server.x_start)

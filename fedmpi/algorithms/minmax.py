@@ -10,7 +10,8 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
+from fedmpi.algorithms.schedules import Clock
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
 
@@ -24,19 +25,19 @@ class _MinMax(Algorithm):
 
     clock = "iteration"
 
-    def _move(self, x, direction, clock, server):
+    def _move(self, x: torch.Tensor, direction: torch.Tensor, clock: Clock, server: Server) -> None:
         """θ <- θ - η_θ D, w <- w - η_w E, for the direction (D, E) whose dual part points downwards."""
         for block, eta in self._etas(clock, server):
             x[block].add_(direction[block], alpha=-eta)
 
-    def _etas(self, clock, server):
+    def _etas(self, clock: Clock, server: Server) -> list[tuple[slice, float]]:
         """(block, its current step size) for every block."""
         eta = self.eta(clock)
         dual = eta if self.dual_step_size is None else eta * (self.dual_step_size / self.step_size)
         return _by_block(server, eta, dual)
 
 
-def _by_block(server, primal, dual):
+def _by_block(server: Server, primal: float, dual: float | None) -> list[tuple[slice, float]]:
     """[(block of x, its value), ...]: `primal` for blocks that descend, `dual` for the others (None: also `primal`)."""
     dual = primal if dual is None else dual
     return [(block, primal) for block in server.primal] + [(block, dual) for block in server.dual]
@@ -56,7 +57,7 @@ class LocalSGDA(_MinMax):
     name = "local_sgda"
     also_called = ("coda_plain",)  # one stage without the proximal term
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """θ_i <- θ_i - η_θ ∇_θ f_i, w_i <- w_i + η_w ∇_w f_i, both gradients at the same point."""
         self._move(client.x, oracle.gradient(client.x, oracle.draw()), client, server)
 
@@ -87,7 +88,7 @@ class MomentumLocalSGDA(_MinMax):
     exchanged = ("x", "D")
     kinds = {"D": "gradient"}
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """Move along D_i, then D_i <- (1 - βκ) D_i + βκ ∇f_i at the new point."""
         if client.iteration == 1:
             client.D.copy_(oracle.gradient(client.x, oracle.draw_first()))
@@ -136,12 +137,12 @@ class FMGDA(_MinMax):
     kinds = {"D": "gradient"}
     client_rows = ("x_prev",)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """After an absence x_prev is stale: reset it to x, so that the correction vanishes."""
         if client.was_absent:
             client.x_prev.copy_(client.x)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """D_i <- g + (1 - α)(D_i - g⁻), both gradients on the same sample; then the move along D_i."""
         if client.iteration == 1:
             client.D.copy_(oracle.gradient(client.x, oracle.draw_first()))
@@ -152,11 +153,12 @@ class FMGDA(_MinMax):
         client.x_prev.copy_(client.x)
         self._move(client.x, client.D, client, server)
 
-    def _weights(self, client, server):
+    def _weights(self, client: Client, server: Server) -> list[tuple[slice, float]]:
         """(block, its current weight of the fresh gradient) for every block."""
         alpha = self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
-        beta = self.alpha(client, self.dual_fresh_weight, self.dual_fresh_weight_scale)  # None if neither is set
-        return _by_block(server, alpha, beta)
+        weight, scale = self.dual_fresh_weight, self.dual_fresh_weight_scale
+        has_none = weight is None and scale is None
+        return _by_block(server, alpha, None if has_none else self.alpha(client, weight or 0, scale))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,27 +181,28 @@ class _Staged(_MinMax):
 
     clock = "round_index"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.stage_growth != 1 and self.stage_rounds is None:
             given = f"algorithm.stage_growth = {self.stage_growth:g}"
             raise UserError(f"{given}: expected stage_rounds too, the length of the first stage")
 
     @property
-    def exchanged(self):
+    def exchanged(self) -> tuple[str, ...]:
         return ("x", "x_mean") if self.stage_output != "last" else ("x",)  # x_mean: over the round's steps
 
     @property
-    def server_rows(self):
+    def server_rows(self) -> tuple[str, ...]:
         return ("x_ref", "x_sum") if self.stage_output != "last" else ("x_ref",)  # x_sum: over the stage
 
-    def eta(self, clock):
+    def eta(self, clock: Clock) -> float:
         """The current step size: its schedule, and the fall from stage to stage."""
         stage = 0 if self.stage_rounds is None else self._stage(max(clock.round_index, 0))[0]
         return super().eta(clock) / self.step_decay**stage
 
-    def _stage(self, round_index):
-        """(number of the stage that a round is in, from 0; its first round; its length in rounds)."""
+    def _stage(self, round_index: int) -> tuple[int, int, int]:
+        """(number of the stage that a round is in, from 0; its first round; its length in rounds), with stages."""
+        assert self.stage_rounds is not None
         if self.stage_growth == 1:
             stage = round_index // self.stage_rounds
             return stage, stage * self.stage_rounds, self.stage_rounds
@@ -209,33 +212,33 @@ class _Staged(_MinMax):
             length = round(self.stage_rounds * self.stage_growth**stage)
         return stage, first, length
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """θ_ref of the first stage is θ_0."""
         server.x_ref.copy_(server.x)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """The mean over the round's steps begins at 0."""
         if self.stage_output != "last":
             client.x_mean.zero_()
 
-    def _pull(self, client, server):
+    def _pull(self, client: Client, server: Server) -> None:
         """θ_i <- θ_i - η (θ_i - θ_ref) / γ."""
         for block in server.primal:
             client.x[block].lerp_(server.x_ref[block], self.eta(client) * self.prox_weight)
 
-    def _add_to_mean(self, client):
+    def _add_to_mean(self, client: Client) -> None:
         """Add x_i to the mean over the round's steps."""
         if self.stage_output != "last":
             client.x_mean.add_(client.x, alpha=1 / client.num_steps)
 
-    def _ends_stage(self, server):
+    def _ends_stage(self, server: Server) -> bool:
         """Whether the round is the last of a stage."""
         if self.stage_rounds is None:
             return False
         _, first, length = self._stage(server.round_index)
         return server.round_index + 1 == first + length
 
-    def _end_round(self, server):
+    def _end_round(self, server: Server) -> None:
         """At the end of a stage: set the start of the next and its θ_ref; w stays as it is."""
         if self.stage_output != "last":
             server.x_sum.add_(server.x_mean)
@@ -286,16 +289,16 @@ class CODA(_Staged):
 
     kinds = {"of_scores": "number"}
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.dual_restart and self.stage_rounds is None:
             raise UserError("algorithm.dual_restart: expected stage_rounds too: w is reset at the end of a stage")
 
     @property
-    def exchanged(self):
+    def exchanged(self) -> tuple[str, ...]:
         return (*super().exchanged, "of_scores") if self.dual_restart else super().exchanged
 
-    def exchanges(self):
+    def exchanges(self) -> tuple[Exchange, ...]:
         """The variables; then, for dual_restart at the end of a stage, the row `of_scores`, see `ask_for_scores`."""
         if not self.dual_restart:
             return super().exchanges()
@@ -304,14 +307,14 @@ class CODA(_Staged):
             Exchange(("of_scores",), work=self.ask_for_scores, then=self.restart, due=self._ends_stage),
         )
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """θ_ref of the first stage is θ_0; dual_restart needs the variables of deep AUC."""
         super().server_start(server)
         (*_, block), dual = server.primal, server.dual
         if self.dual_restart and (block.stop - block.start < 2 or [d.stop - d.start for d in dual] != [1]):
             raise UserError("algorithm.dual_restart: expected the variables (θ, a, b) and one number w of task auc")
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """θ_i <- θ_i - η (∇_θ f_i + (θ_i - θ_ref)/γ), w_i <- w_i + η ∇_w f_i."""
         g = oracle.gradient(client.x, oracle.draw())
         if self.prox == "explicit":
@@ -322,11 +325,11 @@ class CODA(_Staged):
             self._pull_exactly(client, server)
         self._add_to_mean(client)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """x is the average; after the last round of a stage, the next one is set up."""
         self._end_round(server)
 
-    def ask_for_scores(self, client, server, oracle):
+    def ask_for_scores(self, client: Client, server: Server, oracle: Oracle) -> None:
         """of_scores[0:2]: the slopes of f_i in a and in b on a fresh batch; of_scores[2:4]: its curvatures in both."""
         ab = _last_two(server.primal)
         shifted = client.of_scores.copy_(client.x)
@@ -336,7 +339,7 @@ class CODA(_Staged):
         client.of_scores[:2] = g[ab]
         client.of_scores[2:4] = g_shifted[ab] - g[ab]
 
-    def restart(self, server):
+    def restart(self, server: Server) -> None:
         """w <- mean h⁻ - mean h⁺; unchanged if the batches contain no negative or no positive sample."""
         # With q⁺, the share of positives in the batch, the slope in a is 2(1-p) (a q⁺ - mean(h 1[positive])) and the
         # curvature is 2(1-p) q⁺, so a - slope / curvature is the mean score of the positives; the same for b.
@@ -345,7 +348,7 @@ class CODA(_Staged):
             positive, negative = server.x[_last_two(server.primal)] - slope / curvature
             server.x[server.dual[0]] = negative - positive
 
-    def _pull_exactly(self, client, server):
+    def _pull_exactly(self, client: Client, server: Server) -> None:
         """θ_i <- (θ_i + (η/γ) θ_ref) / (1 + η/γ).
 
         It comes after the move by -η ∇. Both together are the paper's (θ_i/η + θ_ref/γ - ∇) / (1/η + 1/γ).
@@ -355,7 +358,7 @@ class CODA(_Staged):
             client.x[block].add_(server.x_ref[block], alpha=weight).div_(1 + weight)
 
 
-def _last_two(primal):
+def _last_two(primal: tuple[slice, ...]) -> slice:
     """The slice of a and b: the last two variables that descend."""
     return slice(primal[-1].stop - 2, primal[-1].stop)
 
@@ -379,37 +382,37 @@ class CODASCA(_Staged):
     client_rows = ("c_i",)
 
     @property
-    def exchanged(self):
+    def exchanged(self) -> tuple[str, ...]:
         return ("x", "delta_c", *super().exchanged[1:])
 
     @property
-    def server_rows(self):
+    def server_rows(self) -> tuple[str, ...]:
         return ("c", "x_start", *super().server_rows)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """Both references are x_0; c and c_i begin at 0."""
         super().server_start(server)
         server.x_start.copy_(server.x)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """CODA's explicit step along ∇f_i - c_i + c."""
         g = oracle.gradient(client.x, oracle.draw()).sub_(client.c_i).add_(server.c)
         self._pull(client, server)
         self._move(client.x, g, client, server)
         self._add_to_mean(client)
 
-    def upload(self, client, server, oracle):
+    def upload(self, client: Client, server: Server, oracle: Oracle) -> None:
         """c_i⁺ - c_i = -c + (x - x_i) / (I η_l), with each block's own step size."""
         torch.sub(server.x_start, client.x, out=client.delta_c)
         for block, eta in self._etas(client, server):
             client.delta_c[block].div_(client.num_steps * eta)
         client.delta_c.sub_(server.c)
 
-    def sent(self, client, server):
+    def sent(self, client: Client, server: Server) -> None:
         """c_i <- c_i + (c_i⁺ - c_i) as it was sent, so that c stays the mean of c_i."""
         client.c_i.add_(client.delta_c)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """x <- x + η_g (mean(x_i) - x), c <- c + (|S|/N) mean(c_i⁺ - c_i); then as in CODA."""
         torch.lerp(server.x_start, server.x, self.server_step_size, out=server.x)
         server.c.add_(server.delta_c, alpha=server.participation)

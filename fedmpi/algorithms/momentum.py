@@ -8,7 +8,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
 
@@ -21,7 +21,7 @@ class _Momentum(Algorithm):
     server_step_size: float | None = setting(None, "γ, server step size; default: ηK, the plain average", above=0)
     fresh_weight: float = setting(0.1, "β, weight of the fresh gradient", least=0, most=1)
 
-    def move(self, server):
+    def move(self, server: Server) -> None:
         """g = mean(x - x_i) / (ηK), x <- x - γ g."""
         path_length = self.eta(server) * server.num_steps
         torch.sub(server.x_start, server.x, out=server.g).div_(path_length)
@@ -29,7 +29,7 @@ class _Momentum(Algorithm):
         server.x.copy_(server.x_start)
 
 
-def _form():
+def _form() -> str:
     return setting(
         "original",
         "original; or reparameterised: g / β, βη and βγ take the place of g, η and γ, and the two step sizes that you "
@@ -38,7 +38,7 @@ def _form():
     )
 
 
-def _c0():
+def _c0() -> str:
     return setting(
         "gradient",
         "c_i before the first round: the gradient of the initial minibatch, or zero",
@@ -68,22 +68,22 @@ class FedAvgM(_Momentum):
     server_rows = ("x_start", "g")
     downlink = ("x",)  # clients recover g = (x^r - x^{r+1}) / γ
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
-        _check_form(self)
+        _check_form(self.form, self.fresh_weight)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """g = 0."""
         server.x_start.copy_(server.x)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- x_i - η (β ∇f_i(x_i; ξ) + (1-β) g); reparameterised, without the first β."""
         g = oracle.gradient(client.x, oracle.draw())
         if self.form == "original":
             g.mul_(self.fresh_weight)
         client.x.add_(g.add_(server.g, alpha=1 - self.fresh_weight), alpha=-self.eta(client))
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """g and x of the next round."""
         self.move(server)
 
@@ -108,26 +108,26 @@ class FedAvgMVR(_Momentum):
     server_rows = ("x_start", "x_prev")
     downlink = ("x",)  # clients recover g = (x^r - x^{r+1}) / γ and remember x^{r-1}
 
-    def exchanges(self):
+    def exchanges(self) -> tuple[Exchange, ...]:
         """x only."""
         return (Exchange(("x",), then=self.server_step),)
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """g^0 = mean ∇f_i(x^0; B_0)."""
         client.g.copy_(oracle.gradient(client.x, oracle.draw_first()))
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """x^{-1} = x^0."""
         server.x_start.copy_(server.x)
         server.x_prev.copy_(server.x)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- x_i - η (∇f_i(x_i; ξ) + (1-β)(g - ∇f_i(x^{r-1}; ξ)))."""
         g, g_prev = oracle.gradient_pair(client.x, server.x_prev, oracle.draw())
         g.add_(client.g, alpha=1 - self.fresh_weight).sub_(g_prev, alpha=1 - self.fresh_weight)
         client.x.add_(g, alpha=-self.eta(client))
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """g and x of the next round; this round's x becomes x^{r-1}."""
         server.x_prev.copy_(server.x_start)
         self.move(server)
@@ -158,29 +158,29 @@ class SCAFFOLDM(_Momentum):
     client_rows = ("c_i",)
     downlink = ("x", "c")  # clients recover g = (x^r - x^{r+1}) / γ
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
-        _check_form(self)
+        _check_form(self.form, self.fresh_weight)
 
     @property
-    def exchanged_at_start(self):
+    def exchanged_at_start(self) -> tuple[str, ...]:
         return ("delta_c",) if self.c0 == "gradient" else ()
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """c_i = ∇f_i(x^0; B_0), or 0."""
-        _start_control_variate(self, client, oracle)
+        _start_control_variate(self.c0, client, oracle)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """g = 0, c = mean(c_i)."""
         server.x_start.copy_(server.x)
         if self.c0 == "gradient":
             server.c.copy_(server.delta_c)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """delta_c sums the local gradients from 0."""
         client.delta_c.zero_()
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- x_i - η (β (∇f_i(x_i; ξ) - c_i + c) + (1-β) g); reparameterised, without the first β."""
         g = oracle.gradient(client.x, oracle.draw())
         client.delta_c.add_(g)
@@ -189,15 +189,15 @@ class SCAFFOLDM(_Momentum):
             g.mul_(self.fresh_weight)
         client.x.add_(g.add_(server.g, alpha=1 - self.fresh_weight), alpha=-self.eta(client))
 
-    def upload(self, client, server, oracle):
+    def upload(self, client: Client, server: Server, oracle: Oracle) -> None:
         """c_i⁺ = mean of the local gradients."""
         _finish_control_variate(client)
 
-    def sent(self, client, server):
+    def sent(self, client: Client, server: Server) -> None:
         """c_i <- c_i + (c_i⁺ - c_i) as it was sent, so that c stays the mean of c_i."""
         client.c_i.add_(client.delta_c)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """g and x of the next round; c <- c + |S|/N mean(c_i⁺ - c_i)."""
         self.move(server)
         server.c.add_(server.delta_c, alpha=server.participation)
@@ -226,14 +226,14 @@ class SCAFFOLDMVR(_Momentum):
     downlink = ("x", "c")  # clients recover g = (x^r - x^{r+1}) / γ and remember x^{r-1}
 
     @property
-    def exchanged_at_start(self):
+    def exchanged_at_start(self) -> tuple[str, ...]:
         return ("delta_c",) if self.c0 == "gradient" else ()
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """c_i = ∇f_i(x^0; B_0), or 0."""
-        _start_control_variate(self, client, oracle)
+        _start_control_variate(self.c0, client, oracle)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """x^{-1} = x^0, g^0 = c^0 = mean(c_i)."""
         server.x_start.copy_(server.x)
         server.x_prev.copy_(server.x)
@@ -241,11 +241,11 @@ class SCAFFOLDMVR(_Momentum):
             server.c.copy_(server.delta_c)
             server.g.copy_(server.delta_c)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """delta_c sums the local gradients from 0."""
         client.delta_c.zero_()
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- x_i - η (∇f_i(x_i; ξ) - β (c_i - c) + (1-β)(g - ∇f_i(x^{r-1}; ξ)))."""
         g, g_prev = oracle.gradient_pair(client.x, server.x_prev, oracle.draw())
         client.delta_c.add_(g)
@@ -253,33 +253,33 @@ class SCAFFOLDMVR(_Momentum):
         g.add_(server.g, alpha=1 - self.fresh_weight).sub_(g_prev, alpha=1 - self.fresh_weight)
         client.x.add_(g, alpha=-self.eta(client))
 
-    def upload(self, client, server, oracle):
+    def upload(self, client: Client, server: Server, oracle: Oracle) -> None:
         """c_i⁺ = mean of the local gradients (at x_i only)."""
         _finish_control_variate(client)
 
-    def sent(self, client, server):
+    def sent(self, client: Client, server: Server) -> None:
         """c_i <- c_i + (c_i⁺ - c_i) as it was sent, so that c stays the mean of c_i."""
         client.c_i.add_(client.delta_c)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """g and x of the next round, x^{r-1}; c <- c + |S|/N mean(c_i⁺ - c_i)."""
         server.x_prev.copy_(server.x_start)
         self.move(server)
         server.c.add_(server.delta_c, alpha=server.participation)
 
 
-def _check_form(algorithm):
+def _check_form(form: str, fresh_weight: float) -> None:
     """Raise UserError if β = 0 in the reparameterised form, which divides g by β."""
-    if algorithm.form == "reparameterised" and algorithm.fresh_weight == 0:
+    if form == "reparameterised" and fresh_weight == 0:
         raise UserError("algorithm.fresh_weight = 0: form = reparameterised needs a number > 0 (g is divided by it)")
 
 
-def _start_control_variate(algorithm, client, oracle):
+def _start_control_variate(c0: str, client: Client, oracle: Oracle) -> None:
     """∇f_i(x^0; B_0), which is averaged and becomes c_i; or nothing: c_i = 0."""
-    if algorithm.c0 == "gradient":
+    if c0 == "gradient":
         client.delta_c.copy_(oracle.gradient(client.x, oracle.draw_first()))
 
 
-def _finish_control_variate(client):
+def _finish_control_variate(client: Client) -> None:
     """delta_c, so far the sum of the local gradients, becomes c_i⁺ - c_i."""
     client.delta_c.div_(client.num_steps).sub_(client.c_i)

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -30,11 +30,11 @@ class NaiveAdaptiveFedAvg(Algorithm):
     client_rows = ("v",)
     scratch = ("denominator",)
 
-    def client_start(self, client, server):
+    def client_start(self, client: Client, server: Server) -> None:
         """v_i = v_0."""
         client.v.fill_(self.v0)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """Lines 4-6: v_i <- β v_i + (1-β) g², x_i <- x_i - η g / (√v_i + ε)."""
         g = oracle.gradient(client.x, oracle.draw())
         client.v.mul_(self.second_moment_decay).addcmul_(g, g, value=1 - self.second_moment_decay)

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -39,26 +39,26 @@ class SCAFFOLD(Algorithm):
     downlink = ("x", "c")
 
     @property
-    def exchanged_at_start(self):
+    def exchanged_at_start(self) -> tuple[str, ...]:
         return ("delta_c",) if self.c0 == "gradient" else ()
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """c_i = 0, or ∇f_i(x_0; B_0)."""
         if self.c0 == "gradient":
             client.delta_c.copy_(oracle.gradient(client.x, oracle.draw_first()))
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """c = mean(c_i)."""
         server.x_start.copy_(server.x)
         if self.c0 == "gradient":
             server.c.copy_(server.delta_c)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """y_i <- y_i - η_l (∇f_i(y_i; ξ) - c_i + c)."""
         g = oracle.gradient(client.x, oracle.draw())
         client.x.add_(g.sub_(client.c_i).add_(server.c), alpha=-self.eta(client))
 
-    def upload(self, client, server, oracle):
+    def upload(self, client: Client, server: Server, oracle: Oracle) -> None:
         """Δc_i = c_i⁺ - c_i."""
         if self.option == "I":
             g = oracle.gradient(server.x_start, oracle.whole())
@@ -68,11 +68,11 @@ class SCAFFOLD(Algorithm):
             torch.sub(server.x_start, client.x, out=client.delta_c)
             client.delta_c.div_(client.num_steps * self.eta(client)).sub_(server.c)
 
-    def sent(self, client, server):
+    def sent(self, client: Client, server: Server) -> None:
         """c_i <- c_i + Δc_i as it was sent, so that c stays the mean of c_i."""
         client.c_i.add_(client.delta_c)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """x <- x + η_g (mean(y_i) - x), c <- c + |S|/N mean(Δc_i).
 
         |S|/N is the participants' share in the weight of all clients: c moves by it times the mean of Δc_i.

@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from fedmpi.algorithms.base import Client, Oracle, Server
 from fedmpi.algorithms.fedavg import FedAvg
 from fedmpi.ground.settings import setting
 
@@ -30,11 +31,11 @@ class FedAvgServerMomentum(FedAvg):
     server_rows = ("x_start", "m")
     downlink = ("x",)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """m = 0."""
         server.x_start.copy_(server.x)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """m <- β m + Δ, x <- x + η_g m, with Δ = mean(x_i) - x."""
         delta = server.x.sub_(server.x_start)
         server.m.mul_(self.momentum).add_(delta)
@@ -58,7 +59,6 @@ class DiLoCo(FedAvgServerMomentum):
     """
 
     name = "diloco"
-    also_called = ()
 
     step_size: float = setting(4e-4, "η, step size of AdamW on the clients", above=0)
     server_step_size: float = setting(0.7, "η_g, step size of the server", above=0)
@@ -72,7 +72,7 @@ class DiLoCo(FedAvgServerMomentum):
 
     server_rows = ("x_start", "b")
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x_i <- (1 - ηλ) x_i - η m̂_i / (√v̂_i + ε)."""
         g = oracle.gradient(client.x, oracle.draw())
         eta, t = self.eta(client), client.num_draws - client.num_undone
@@ -82,7 +82,7 @@ class DiLoCo(FedAvgServerMomentum):
         root = torch.sqrt(client.v, out=g).div_(math.sqrt(1 - self.second_moment_decay**t)).add_(self.epsilon)
         client.x.addcdiv_(client.m, root, value=-eta / (1 - self.first_moment_decay**t))
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """b <- μ b + Δ, x <- x + η_g (Δ + μ b), with Δ = mean(x_i) - x."""
         delta = server.x.sub_(server.x_start)
         server.b.mul_(self.momentum).add_(delta)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -33,21 +33,21 @@ class STEM(Algorithm):
     exchanged_at_start = ("d",)
     client_rows = ("x_prev",)
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """d_i = ∇f_i(x_0; B_0), which is averaged next."""
         client.d.copy_(oracle.gradient(client.x, oracle.draw_first()))
         client.x_prev.copy_(client.x)
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """x_1 = x_0 - η_0 d."""
         server.x.add_(server.d, alpha=-self.eta(server))
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """After an absence x_prev is stale: reset it to x, so that the correction vanishes."""
         if client.was_absent:
             client.x_prev.copy_(client.x)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """d_i <- g + (1 - a)(d_i - g⁻), both gradients on the same sample; then x_i <- x_i - η d_i."""
         g, g_prev = oracle.gradient_pair(client.x, client.x_prev, oracle.draw())
         a = self.alpha(client, self.fresh_weight, self.fresh_weight_scale)
@@ -56,6 +56,6 @@ class STEM(Algorithm):
         if not client.is_last_step:
             client.x.add_(client.d, alpha=-self.eta(client))
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """x_{t+1} = mean(x_t) - η mean(d)."""
         server.x.add_(server.d, alpha=-self.eta(server))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
 from fedmpi.ground.settings import setting
 
 
@@ -32,24 +32,24 @@ class MBSTORM(Algorithm):
     server_rows = ("x", "x_prev")
     downlink = ("x",)  # clients recover g = (x^r - x^{r+1}) / γ and remember x^{r-1}
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """g^0 = mean ∇f_i(x^0; B_0)."""
         client.g.copy_(oracle.gradient(server.x, oracle.draw_first()))
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """x^{-1} = x^0."""
         server.x_prev.copy_(server.x)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """The sum starts at (1-β) g^r."""
         client.g.mul_(1 - self.fresh_weight)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """g_i <- g_i + (∇f_i(x^r; ξ) - (1-β) ∇f_i(x^{r-1}; ξ)) / K."""
         g, g_prev = oracle.gradient_pair(server.x, server.x_prev, oracle.draw())
         client.g.add_(g.sub_(g_prev, alpha=1 - self.fresh_weight), alpha=1 / client.num_steps)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """x^{r+1} = x^r - γ g^{r+1}."""
         server.x_prev.copy_(server.x)
         server.x.sub_(server.g, alpha=self.server_step_size or self.eta(server) * server.num_steps)
@@ -83,35 +83,35 @@ class CELSGD(Algorithm):
     scratch = ("u", "w_prev")
     downlink = ("x",)  # and g to the drawn client
 
-    def exchanges(self):
+    def exchanges(self) -> tuple[Exchange, ...]:
         """g of all participants, then x of the drawn client."""
         return (
             Exchange(("g",), then=self.server_step),
             Exchange(("x",), work=self.move, alone=self.local == "one"),
         )
 
-    def start(self, client, server, oracle):
+    def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """g^0 = mean ∇f_i(x^0; B_0)."""
         client.g.copy_(oracle.gradient(client.x, oracle.draw_first()))
 
-    def server_start(self, server):
+    def server_start(self, server: Server) -> None:
         """x^{-1} = x^0."""
         server.x_prev.copy_(server.x)
 
-    def download(self, client, server):
+    def download(self, client: Client, server: Server) -> None:
         """The sum starts at (1-β) g^r."""
         client.g.mul_(1 - self.fresh_weight)
 
-    def local_step(self, client, server, oracle):
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """g_i <- g_i + (∇f_i(x^r; ξ) - (1-β) ∇f_i(x^{r-1}; ξ)) / K_b."""
         g, g_prev = oracle.gradient_pair(client.x, server.x_prev, oracle.draw())
         client.g.add_(g.sub_(g_prev, alpha=1 - self.fresh_weight), alpha=1 / client.num_steps)
 
-    def server_step(self, server):
+    def server_step(self, server: Server) -> None:
         """Between the two averages no client has moved: keep x^r, which is x^{r-1} of the next round."""
         server.x_prev.copy_(server.x)
 
-    def move(self, client, server, oracle):
+    def move(self, client: Client, server: Server, oracle: Oracle) -> None:
         """K steps w <- w - η u; after each but the last u <- u + ∇f_j(w; ζ) - ∇f_j(w before; ζ)."""
         client.u.copy_(client.g)
         for k in range(client.num_steps):

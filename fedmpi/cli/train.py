@@ -15,8 +15,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 from fedmpi.comm.job.signals import remember_signals
-from fedmpi.config.run import RunSettings
+from fedmpi.comm.settings import FaultSettings, MachineSettings
+from fedmpi.data.settings import DataSettings
 from fedmpi.ground.text import Log
+from fedmpi.runs.settings import FolderSettings
+from fedmpi.training.settings import EvaluationSettings, LayerSettings, RoundSettings, StudySettings
 
 log = Log("fedmpi.train")
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedmpi.algorithms.base import Algorithm
+    from fedmpi.runs.loop.part import Part
     from fedmpi.training.api import Run
 
 Choice = str | Mapping[str, Any]
@@ -34,7 +38,16 @@ R = TypeVar("R", covariant=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(RunSettings):
+class Arguments(  # a dataclass has the fields of the last one first
+    FaultSettings,
+    MachineSettings,
+    FolderSettings,
+    StudySettings,
+    EvaluationSettings,
+    LayerSettings,
+    DataSettings,
+    RoundSettings,
+):
     """The keyword arguments of `train`, for editors and type checkers: those below, and every setting of a run."""
 
     algorithm: Choice | Algorithm | type[Algorithm] = "fafed"
@@ -52,6 +65,8 @@ class Arguments(RunSettings):
     config: Place | None = None
     on_round: Callback | None = None
     on_evaluation: Callback | None = None
+    parts: Sequence[Part] = ()
+    verbose: bool = False
     comm: Any = None
     # Paths are texts in a run's settings, and may also be pathlib's here.
     data_dir: Place | None = None  # type: ignore[assignment]
@@ -83,8 +98,7 @@ def train(**settings: Any) -> Run:
     """Train as on the command line, from a program. Collective on all ranks, or on those of `comm`.
 
     >>> import fedmpi
-    >>> run = fedmpi.train(algorithm="fedavg", clients=4, rounds=3)  # doctest: +ELLIPSIS
-    round 1/3: train_loss ...
+    >>> run = fedmpi.train(algorithm="fedavg", clients=4, rounds=3)
     >>> len(run.metrics), run.model.training, run.folder.name
     (3, False, 'fedavg-digits-001')
     >>> fedmpi.train.main(["--clients", "4", "--rounds", "3", "--name", "example"])  # doctest: +ELLIPSIS
@@ -105,6 +119,8 @@ def train(**settings: Any) -> Run:
             preset, config: as on the command line.
             on_round, on_evaluation: called on every rank after every round, and after every evaluation, with the
                 record of the round, a dict of numbers; the run ends if one returns True.
+            parts: list of `fedmpi.Part`s, which see every round and may add to its record.
+            verbose: whether rank 0 prints the progress and the result, as the command does.
             comm: an mpi4py communicator; default: COMM_WORLD.
 
     Returns:
@@ -156,7 +172,7 @@ def _run(arguments: list[str], link: Any) -> None:
         return
     for note in config.notes if link.rank == 0 else ():
         log.warning(note)
-    if config.run.baselines:
+    if config.studies.baselines:
         from fedmpi.training.baselines import train
     train(config, link, began=time.perf_counter() - seconds_since_start())
 

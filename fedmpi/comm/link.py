@@ -1,122 +1,34 @@
 """What a federation asks of the ranks that it runs on: sums of model vectors and small agreements."""
 
 import abc
-import dataclasses
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedmpi.comm.ranks import Ranks, lowest_true
 from fedmpi.comm.summation_order import Partials
-from fedmpi.ground.machine.cores import count_at_a_time, usable_cores
+from fedmpi.comm.traffic import Traffic
+from fedmpi.comm.vectors import Copy, Gathering, Reduce
 
 
-class Slices(list[torch.Tensor]):
-    """A slice of every vector, all of the same place.
+class Link(Ranks, abc.ABC):
+    """The verbs of one rank. All methods are collective: every rank makes the same calls.
 
-    Attributes:
-        place: where they lie in the vectors. clients: whose vectors these are, if an aggregation reduces them.
-    """
-
-    clients: Sequence[int] = ()
-
-    def __init__(self, vectors: Iterable[torch.Tensor], place: slice) -> None:
-        super().__init__(vectors)
-        self.place = place
-
-
-Reduce = Callable[[Slices], torch.Tensor]  # see `Link.exchange_slices`
-
-
-@dataclasses.dataclass
-class Traffic:
-    """How much a rank has given to collectives so far.
-
-    Attributes:
-        collectives: number of Allreduces of model vectors, and of what takes their place.
-        nbytes: their payload in bytes, per rank; where slices are exchanged, half of what goes there and back.
-        largest: payload in bytes of the largest one.
-        other_bytes: payload of everything else: losses, metrics, agreements.
-    """
-
-    collectives: int = 0
-    nbytes: int = 0
-    largest: int = 0
-    other_bytes: int = 0
-
-    def add(self, nbytes: int) -> None:
-        """Count one Allreduce of `nbytes`."""
-        self.collectives += 1
-        self.nbytes += nbytes
-        self.largest = max(self.largest, nbytes)
-
-    def add_slices(self, vectors: list[torch.Tensor], out: torch.Tensor) -> None:
-        """Count one exchange of slices: as one Allreduce of the same vector if the rank sends one."""
-        self.add((sum(vector.nbytes for vector in vectors) + out.nbytes) // 2)
-
-    def restore(self, numbers: dict[str, int]) -> None:
-        """Take other numbers: name -> number, as `dataclasses.asdict` gives them; {}: nothing so far."""
-        vars(self).update(dataclasses.asdict(Traffic()) | numbers)
-
-
-class Copy:
-    """A vector for values that all ranks have.
-
-    Attributes:
-        vector: [n], zeros at first; to be read, and to be written to by all ranks at once and equally.
-    """
-
-    def __init__(self, vector: torch.Tensor) -> None:
-        self.vector = vector
-
-    def take(self, values: torch.Tensor) -> None:
-        """Let it have other [n] values, the same on all ranks; collective."""
-        self.vector.copy_(values)
-
-
-class RanksLost(Exception):
-    """Ranks were lost during a sum; raised on all that are left, which repeat the round (see `Link.survive`)."""
-
-
-class Link(abc.ABC):
-    """The ranks of a job, as seen by one of them. All methods are collective: every rank makes the same calls.
-
-    Attributes:
-        rank, size: this rank's number and the number of ranks.
-        local_rank, local_size: the same among the ranks of this node. usable_cores: of the node; free_cores: of these.
-        num_nodes: that the ranks are on. oversubscribed: whether this node has more ranks than cores.
+    Attributes, besides those of `Ranks` (`rank`, `size`, which ranks are left, and so on):
         traffic: the `Traffic` of this rank.
         summed_by: how the last block was summed, as text for the closing table.
-        members: of the ranks that are left, the numbers with which they were started; lost: those of the others.
-        lost_in: lost rank -> the phase in which it was lost.
-        survives: whether `survive` was called. clients: the numbers of each started rank's clients, after `watch`.
-        phase: what the ranks do currently, see `enter`.
-        progress: [local steps that this rank has made, those since its last average], for the message if it ends early.
-        how_to_resume: function without arguments, see `can_be_resumed`.
     """
 
     traffic: Traffic
-    phase = "the preparation"
-    members: Sequence[int] = (0,)
-    lost: Sequence[int] = ()
-    clients: Sequence[Sequence[int]] = ()
-    survives = False
-    lost_in: Mapping[int, str] = types.MappingProxyType({})
-    rank, size = 0, 1
-    local_rank, local_size = 0, 1
-    num_nodes, usable_cores, free_cores, oversubscribed = 1, 1, 1, False
     summed_by = "nothing to sum"
-
-    how_to_resume: Callable[[], str] = staticmethod(lambda: "")
 
     @abc.abstractmethod
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
         """[numel] zeros where `average` is fastest; it stays valid as long as a tensor in it is held."""
 
-    def allocate_copy(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Copy":
+    def allocate_copy(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Copy:
         """A `Copy` of [numel] values that all ranks have; ranks of a node may have one together."""
         return Copy(torch.zeros(numel, dtype=dtype, device=device))
 
@@ -151,7 +63,7 @@ class Link(abc.ABC):
             block: [n] int32 or int64, contiguous, the same n on every rank: words without a sign.
 
         Raises:
-            RanksLost: see `survive`; the block then contains neither its own words nor the sum.
+            RanksLost: see `Ranks.survive`; the block then contains neither its own words nor the sum.
         """
 
     @abc.abstractmethod
@@ -179,6 +91,10 @@ class Link(abc.ABC):
     def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """[size, n] float64: every rank's [n] `values`, in rank order."""
 
+    def begin_allgather(self, values: npt.ArrayLike) -> Gathering:
+        """`allgather`, which goes on while this rank does something else that is not collective."""
+        return Gathering(self.allgather(values))
+
     @abc.abstractmethod
     def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
         """[sum of n_r] float64: all ranks' [n_r] `values`, one after the other; n_r may differ."""
@@ -200,39 +116,6 @@ class Link(abc.ABC):
     def barrier(self) -> None:
         """Wait for all ranks."""
 
-    def watch(self, limit: float, clients: Sequence[Sequence[int]] = ()) -> None:  # noqa: B027  one process never waits
-        """From now on, end the job if the ranks wait for others longer than `limit` seconds, and name those.
-
-        Args:
-            clients: the numbers of each rank's clients, for the message; () if they are not known yet.
-        """
-
-    def enter(self, phase: str) -> None:
-        """Say what the ranks do from now on, as text, for the message about ranks that do not arrive. Not collective.
-
-        It is the only place that changes `phase`.
-        """
-        self.phase = phase
-
-    def can_be_resumed(self, how: Callable[[], str]) -> None:
-        """Say how: a function without arguments -> how the user can resume the run, or "", for the same message."""
-        self.how_to_resume = how
-
-    def survive(self) -> None:  # noqa: B027  one process is never left
-        """From now on, the ranks that are left go on when others are lost.
-
-        A sum then raises `RanksLost`; any other collective is repeated among the ranks that are left. Blocks must be
-        allocated by the transport "allreduce", and `alltoallv` must not be called any more.
-        """
-
-    def lost_clients(self) -> frozenset[int]:
-        """The clients of the ranks that are lost."""
-        return frozenset(client for rank in self.lost for client in self.clients[rank])
-
-    def num_present(self, num_clients: int) -> int:
-        """How many of all clients are not lost."""
-        return num_clients - len(self.lost_clients())
-
     @abc.abstractmethod
     def close(self) -> None:
         """Free what `allocate` gave; the link cannot be used afterwards."""
@@ -244,96 +127,3 @@ class Link(abc.ABC):
     def first_rank_where(self, condition: bool) -> int | None:
         """The lowest rank whose `condition` is true, or None."""
         return lowest_true(self.allgather([float(condition)]))
-
-
-class SoloLink(Link):
-    """The link of one process that holds all clients: nothing is sent, everything is counted."""
-
-    def __init__(self) -> None:
-        self.traffic, self.usable_cores = Traffic(), count_at_a_time(usable_cores())
-        self.free_cores = self.usable_cores
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
-        return torch.zeros(numel, dtype=dtype, device=device)
-
-    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-        self.traffic.add(block.numel() * block.element_size())
-        divide(block, divisor, out)
-
-    def combine(self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
-        self.traffic.add(out.numel() * out.element_size())
-        combine_alone(vectors, partials, divisor, out)
-
-    def add_integers(self, block: torch.Tensor) -> None:
-        self.traffic.add(block.nbytes)
-
-    def exchange_slices(
-        self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor, dtype: torch.dtype | None = None
-    ) -> None:
-        self.traffic.add_slices(vectors, out)
-        if out.numel():
-            out.copy_(reduce(Slices(vectors, slice(0, out.numel()))))
-
-    def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
-        self.traffic.add(vector.nbytes)
-        return [vector.clone()]
-
-    def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        return np.array(values, dtype=np.float64)[None]
-
-    def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        return np.array(values, dtype=np.float64)
-
-    def alltoallv(self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        arrived: npt.NDArray[Any] = rows[wanted[0]]
-        return arrived
-
-    def broadcast(self, array: npt.NDArray[Any]) -> None:
-        """There is one rank."""
-
-    def barrier(self) -> None:
-        """A single process never waits."""
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
-def lowest_true(flags: npt.NDArray[Any]) -> int | None:
-    """The first row of a [size, 1] array that is not 0, or None."""
-    return int(np.argmax(flags[:, 0])) if flags.any() else None
-
-
-def describe_clients(clients: Iterable[int]) -> str:
-    """Clients' numbers as text: "client 3", "clients 3 to 5", "clients 1, 4"."""
-    numbers = sorted(clients)
-    if len(numbers) == 1:
-        return f"client {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"clients {numbers[0]} to {numbers[-1]}"
-    return f"clients {', '.join(map(str, numbers))}"
-
-
-def combine_alone(vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
-    """`Link.combine` on the only rank, which has all partial sums."""
-    sums = {name: vectors[slot] for name, (_, slot) in partials.holders.items()}
-    for a, b in partials.steps:
-        sums[a].add_(sums[b])
-    divide(sums[partials.root], divisor, out)
-
-
-def divide(block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-    """out = block / divisor with as few passes over the memory as possible."""
-    if divisor != 1:
-        torch.div(block, as_operand(divisor, block), out=out)
-    elif out.data_ptr() != block.data_ptr():
-        out.copy_(block)
-
-
-def as_operand(divisor: float, block: torch.Tensor) -> torch.Tensor | float:
-    """The divisor as something by which a device divides with the CPU's bits.
-
-    By a number a GPU does not divide: torch multiplies by its reciprocal there, which rounds differently.
-    """
-    if block.device.type == "cpu":
-        return divisor
-    return torch.full((), divisor, dtype=block.dtype, device=block.device)

@@ -1,7 +1,8 @@
 """A run's settings from the command line, files and presets: classes chosen, values typed and checked.
 
-Six groups: the run itself, and one choice each of algorithm, task, oracle, model and partition. A choice is
-a name and that class's own settings: ``--algorithm fafed --algorithm.step_size 0.01``, or in a file
+Settings are those of the program's sections (`fedmpi.config.sections`), and one choice each of algorithm, task, oracle,
+model, partition, ... A choice is a name and that class's own settings:
+``--algorithm fafed --algorithm.step_size 0.01``, or in a file
 
     algorithm: {name: fafed, step_size: 0.01}     # or just  algorithm: fafed
 """
@@ -10,11 +11,12 @@ import copy
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import re
 import types
 import typing
+from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
@@ -26,12 +28,12 @@ from fedmpi.aggregation.codecs.base import Codec
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.algorithms.fafed import FAFED
-from fedmpi.config.foreign_names import OF_FAFED, our_name, similar
+from fedmpi.config.foreign_names import our_name, similar
 from fedmpi.config.grammar import (
     FLAGS,
     SHORT,
     SWITCHES,
+    Assignments,
     Given,
     as_text,
     check_repeated,
@@ -41,10 +43,10 @@ from fedmpi.config.grammar import (
     last_text,
     typed,
 )
-from fedmpi.config.help import declared_settings, help_text, list_text
-from fedmpi.config.layers import read_layers
-from fedmpi.config.resume import assignments_above, read_resumed, resumed_folder
-from fedmpi.config.run import RunSettings
+from fedmpi.config.help import Declared, declared_settings, help_text, list_text
+from fedmpi.config.layers import Layers
+from fedmpi.config.resume import Resumed, assignments_above, resumed_folder
+from fedmpi.config.sections import Sections
 from fedmpi.data import partitions
 from fedmpi.data.partitions.base import Partition
 from fedmpi.ground.errors import UserError
@@ -59,12 +61,12 @@ PER_CLIENT = re.compile(r"\{(client|rank)")  # in a path
 LARGEST_INTEGER = 10**18  # what the libraries below compute with
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """A run's resolved settings: everything needed to repeat it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chosen(Sections):
+    """The resolved settings of a program: everything needed to repeat it. A subclass adds its sections.
 
     Attributes:
-        run: a `RunSettings`. algorithm: an `Algorithm`. task: a `Task`. oracle: an `OracleKind`.
+        algorithm: an `Algorithm`. task: a `Task`. oracle: an `OracleKind`.
         model_class, model_settings: a `torch.nn.Module` class and its keyword arguments; None and
             {} for the task's default model and for tasks without a model.
         partition: a `Partition`, or None if the task has none.
@@ -74,24 +76,27 @@ class Config:
         origin: folder of the settings file that the user gave, or None.
     """
 
-    run: RunSettings
     algorithm: Algorithm
     task: BaseTask
     oracle: OracleKind
-    model_class: type | None
-    model_settings: dict
+    model_class: Any
+    model_settings: dict[str, Any]
     partition: Partition | None
     sending: Sending
-    resolved: dict
+    resolved: dict[str, Any]
     notes: tuple[str, ...] = ()
     origin: pathlib.Path | None = None
+
+
+Kind = typing.TypeVar("Kind", bound=Chosen)
+Classes = dict[str, Any]  # group -> the class that is chosen, or None
 
 
 class Choice(typing.NamedTuple):
     """A group of settings that is the choice of a class: where classes are, their base, the default's name."""
 
     package: types.ModuleType
-    base: type
+    base: type[Any]
     default: str | None
 
 
@@ -107,33 +112,28 @@ CHOICES = {
 STAGES = "stages"  # the group of which several classes are chosen: --stages a,b, with settings like --stages.a.bound
 
 
-def read_command_line(arguments):
-    """A `Config` from a command line, without the program's name, and the files that it names.
+def resolve(
+    layers: Layers, resumed: Resumed | None, kind: type[Kind], objects: Mapping[str, Any] | None = None
+) -> Kind | str:
+    """Settings from a command line's `Layers` and, below them, those of the run that is resumed.
 
-    Or a `str` to print instead of running (--help, --list, --print_config).
+    Args:
+        resumed: what `fedmpi.config.resume.read_resumed` found for them.
+        kind: what is returned, a `Chosen` with the program's sections.
+        objects: group -> object that a program gives instead of the choice of a class; of "model" also a function.
+
+    Returns:
+        the settings, or a text to print instead of running (--help, --list, --print_config).
 
     Raises:
         UserError: one line: what was given, what is allowed.
     """
-    layers = read_layers(arguments)
-    return resolve(layers, read_resumed(layers.assignments))
-
-
-def resolve(layers, resumed, objects=None):
-    """Settings from a command line's `Layers` and, below them, those of the run that is resumed.
-
-    Args:
-        objects: group -> object that a program gives instead of the choice of a class; of "model" also a function.
-        resumed: what `fedmpi.config.resume.read_resumed` found for them.
-
-    Returns, Raises:
-        see `read_command_line`.
-    """
     flags, paper, notes = layers.flags, layers.paper, layers.notes
     if "list" in flags:
-        return "\n".join([list_text(flags["list"], CHOICES), *BROKEN.values()])
-    assignments = assignments_above(resumed, layers, objects or ())
-    classes, objects = {}, objects or {}
+        return "\n".join([list_text(str(flags["list"]), CHOICES), *BROKEN.values()])
+    objects = objects or {}
+    assignments = assignments_above(resumed, layers, kind.marked("each_start"), objects)
+    classes: Classes = {}
     for group in CHOICES:
         given = objects.get(group)
         classes[group] = _choose(group, last_text(assignments, group), classes) if given is None else type(given)
@@ -141,23 +141,24 @@ def resolve(layers, resumed, objects=None):
     classes |= {f"{STAGES}.{command_name(cls)}": cls for cls in stages}
     _check_objects(objects, assignments)
     _check_partition(classes["task"], assignments)
-    settings = declared_settings({group: None if group in objects else cls for group, cls in classes.items()})
+    settings = declared_settings(kind, {group: None if group in objects else cls for group, cls in classes.items()})
     if "help" in flags:
-        return help_text(classes, settings)
+        return help_text(kind, classes, settings)
     texts = _texts(assignments, settings, classes)
     for where, layer in zip(layers.files, layers.layers):
         check_repeated([key for key, _ in layer], lambda key: find_key(key, settings) or key, where)
     values = _typed(settings, texts)
-    paper = paper or (resumed or {}).get("paper") or {}
-    config = _build(classes, values | resumed_folder(resumed), paper, objects, stages)
+    paper = paper or (resumed["paper"] if resumed else {})
+    config = _build(kind, classes, values | resumed_folder(resumed), objects, stages)
+    resolved = config.resolved | ({"paper": paper} if paper else {})
     if "print_config" in flags:
-        return settings_text(config.resolved).rstrip()
-    origin = pathlib.Path(flags["config"]).parent if "config" in flags else None
-    notes = tuple(dict.fromkeys([*notes, *BROKEN.values()]))
-    return dataclasses.replace(config, notes=notes, origin=origin)
+        return settings_text(resolved).rstrip()
+    origin = pathlib.Path(str(flags["config"])).parent if "config" in flags else None
+    all_notes = tuple(dict.fromkeys([*notes, *BROKEN.values()]))
+    return dataclasses.replace(config, resolved=resolved, notes=all_notes, origin=origin)
 
 
-def _choose(group, name, chosen):
+def _choose(group: str, name: str | None, chosen: Classes) -> Any:
     """The class chosen for a group, or None for a model that is left to the task, or no codec.
 
     If the user names none, a task or an algorithm chosen before may name its own: the black-box
@@ -170,16 +171,14 @@ def _choose(group, name, chosen):
     return None if name is None else find(group, name, choice.package, choice.base)
 
 
-def _choose_stages(text):
+def _choose_stages(text: str | None) -> list[Any]:
     """The classes of ``--stages``: names separated by commas, or a list in a file."""
     names = [] if text in (None, "null") else [name for name in re.split(r"[\s,\[\]\"']+", text) if name]
     return [find("stage", name, own_stages, Stage) for name in names]
 
 
-def _texts(assignments, settings, classes):
+def _texts(assignments: Assignments, settings: Mapping[str, Declared], classes: Classes) -> dict[str, str]:
     """Key -> text of the assignments that are not choices of a class."""
-    if issubclass(classes["algorithm"], FAFED):
-        assignments = [(key, text) for key, text in assignments if key in settings or OF_FAFED.get(key) != text]
     names = {
         key: find_key(key, settings)
         for key in dict.fromkeys(key for key, _ in assignments if key not in (*CHOICES, STAGES))
@@ -189,10 +188,10 @@ def _texts(assignments, settings, classes):
         others = [short(key, 50) for key in unknown[1:4]]
         others += [f"and {len(unknown) - 4:,} more"] if len(unknown) > 4 else []
         _unknown(unknown[0], settings, classes, f"; also unknown: {', '.join(others)}" if others else "")
-    return {names[key]: text for key, text in assignments if key in names}
+    return {name: text for key, text in assignments if (name := names.get(key)) is not None}
 
 
-def _unknown(key, settings, classes, others):
+def _unknown(key: str, settings: Mapping[str, Declared], classes: Classes, others: str) -> typing.NoReturn:
     """Raise the `UserError` for a key that no setting has; `others`: its end, about further keys."""
     key = short(key, 100)
     offered = {*settings, *CHOICES, *SHORT}
@@ -204,24 +203,19 @@ def _unknown(key, settings, classes, others):
         raise UserError(f"unknown setting {key}{similar(key, every)}; --help lists them{others}")
     if classes[group] is None:
         raise UserError(f"unknown setting {key}: choose the {group} by name first (--{group} NAME){others}")
-    if key in OF_FAFED and issubclass(classes["algorithm"], FAFED):
-        oracle = "" if classes["algorithm"].oracle is None else f" --oracle {classes['algorithm'].oracle}"
-        raise UserError(
-            f"unknown setting {key}: always the paper's now, {OF_FAFED[key]}; for another value, begin a new run with "
-            f"--algorithm fafed_code{oracle} (in a settings file, change the algorithm's name){others}"
-        )
     known_here = [setting.removeprefix(f"{group}.") for setting in settings if setting.startswith(f"{group}.")]
     has = f"{group} {command_name(classes[group])} has {', '.join(known_here) or 'no settings'}"
     raise UserError(f"unknown setting {key}: {has}{nearest(name, known_here)}{others}")
 
 
-def _typed(settings, texts):
+def _typed(settings: Mapping[str, Declared], texts: Mapping[str, str]) -> dict[str, Any]:
     """Key -> typed value of every setting."""
     values = {key: setting.default for key, setting in settings.items()}
     for key, text in texts.items():
-        is_given = isinstance(text, Given) and not text.is_lenient  # it is shown as Python writes it: '3' is a text
+        # What a program gave is shown as Python writes it: '3' is a text.
+        shown = repr(text.value) if isinstance(text, Given) and not text.is_lenient else text
         hint = settings[key].type
-        expected = f"{key} = {short(repr(text.value) if is_given else text, 100)}: expected"
+        expected = f"{key} = {short(shown, 100)}: expected"
         if "\0" in text:
             raise UserError(f"{expected} a text without the character 0")
         words = f"{expected} {_type_in_words(hint)}"
@@ -238,16 +232,16 @@ def _typed(settings, texts):
     return values
 
 
-def _type_in_words(hint):
+def _type_in_words(hint: Any) -> str:
     """A type as users read it, like "a whole number or null"."""
-    words = {typing.Any: "a number, a text, true or false, null, or a list of them"}
+    words: dict[Any, str] = {Any: "a number, a text, true or false, null, or a list of them"}
     words |= {float: "a finite number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
     if len(kinds(hint)) > 1:
         return " or ".join(map(_type_in_words, kinds(hint)))
     return words.get(hint, getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint))
 
 
-def _check_objects(objects, assignments):
+def _check_objects(objects: Mapping[str, Any], assignments: Assignments) -> None:
     """Check that no settings are given for a group whose object is given."""
     for key, _ in assignments:
         if key.partition(".")[0] in objects:
@@ -255,66 +249,63 @@ def _check_objects(objects, assignments):
             raise UserError(f"{key}: {group} is given as an object: set this on the object")
 
 
-def _build(classes, values, paper, objects, stages):
-    """The `Config` of typed values; see `resolve` for `objects`. stages: classes."""
+def _build(
+    kind: type[Kind], classes: Classes, values: dict[str, Any], objects: Mapping[str, Any], stage_classes: list[Any]
+) -> Kind:
+    """The `kind` of typed values; see `resolve` for `objects`."""
 
-    def make(group):
+    def make(group: str) -> Any:
         return objects[group] if group in objects else classes[group](**of(group))
 
-    def of(group):
+    def of(group: str) -> dict[str, Any]:
         prefix = f"{group}."
         return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
-    run = RunSettings(**{key: value for key, value in values.items() if "." not in key})
-    if run.data_dir is None and os.environ.get("FEDMPI_DATA"):
-        run = dataclasses.replace(run, data_dir=os.environ["FEDMPI_DATA"])
+    sections: dict[str, Any] = kind.filled(values)
     task = make("task")
-    _check_task(task, run, classes)
-    used = {group: cls for group, cls in classes.items() if cls is not None and _uses(task, group)}
-    used = {group: cls for group, cls in used.items() if group in CHOICES}
-    resolved = dataclasses.asdict(run) | {"resume": None}  # a settings file repeats a run from its beginning
+    used = {group: classes[group] for group in CHOICES if classes[group] is not None and _uses(task, group)}
+    stages = objects.get(STAGES) or [cls(**of(f"{STAGES}.{command_name(cls)}")) for cls in stage_classes]
+    resolved: dict[str, Any] = {key: value for section in sections.values() for key, value in vars(section).items()}
+    resolved |= {"resume": None}  # a settings file repeats a run from its beginning
     resolved |= {group: {"name": _written_name(group, cls), **of(group)} for group, cls in used.items()}
     resolved |= {group: _written(group, instance) for group, instance in objects.items() if group in used}
-    stages = objects.get(STAGES) or [cls(**of(f"{STAGES}.{command_name(cls)}")) for cls in stages]
     resolved[STAGES] = {"name": ",".join(_stage_name(type(stage)) for stage in stages) or None}
     resolved[STAGES] |= {command_name(type(stage)): _fields(stage) for stage in stages if _fields(stage)}
-    partition = make("partition") if "partition" in used else None
-    if partition is not None and partition.redeal:
-        _check_redealing(task, run, classes)
-    return Config(
-        run=run,
-        algorithm=make("algorithm"),
-        task=task,
-        oracle=make("oracle"),
-        model_class=_maker(objects["model"]) if "model" in objects else classes["model"],
-        model_settings=of("model"),
-        partition=partition,
-        sending=Sending(make("aggregation"), tuple(stages), make("codec") if classes["codec"] else None, run.faulty),
-        resolved=resolved | ({"paper": paper} if paper else {}),
-    )
+    codec = make("codec") if classes["codec"] else None
+    chosen: dict[str, Any] = {
+        "algorithm": make("algorithm"),
+        "task": task,
+        "oracle": make("oracle"),
+        "model_class": _maker(objects["model"]) if "model" in objects else classes["model"],
+        "model_settings": of("model"),
+        "partition": make("partition") if "partition" in used else None,
+        "sending": Sending(make("aggregation"), tuple(stages), codec, values["faulty"]),
+    }
+    return kind(**sections, **chosen, resolved=resolved)
 
 
-def same_on_all_ranks(config):
-    """Name -> text of a `Config`'s settings that must be equal on all ranks: whose fields do not say `per_rank`.
+def same_on_all_ranks(config: Chosen | str) -> dict[str, str]:
+    """Name -> text of the settings that must be equal on all ranks: whose fields do not say `per_rank`.
 
-    Instead of a `Config` it may be a text to print.
+    Instead of a `Chosen` it may be a text to print.
     """
     if isinstance(config, str):
         return {"--help, --list or --print_config": "given"}
-    parts = {"": config.run, "algorithm.": config.algorithm, "task.": config.task, "oracle.": config.oracle}
+    parts = {"algorithm.": config.algorithm, "task.": config.task, "oracle.": config.oracle}
     parts |= {"aggregation.": config.sending.aggregation, "codec.": config.sending.codec or config.sending.aggregation}
     own = {f"{prefix}{name}" for prefix, part in parts.items() for name in per_rank(type(part))}
-    flat = flatten({**config.resolved, "resume": config.run.resume, "paper": None})
+    own |= config.marked("per_rank")
+    flat = flatten({**config.resolved, "resume": config.flat()["resume"], "paper": None})
     texts = {key: _told_apart(value) for key, value in flat.items() if key not in own}
     return {key: "a path with {client}" if PER_CLIENT.search(text) else text for key, text in texts.items()}
 
 
-def _told_apart(value):
+def _told_apart(value: Any) -> str:
     """A value as a text that no other value has: a text that looks like a number is in quotes."""
     return json.dumps(value) if isinstance(value, str) and not is_plain(value) else as_text(value)
 
 
-def _maker(model):
+def _maker(model: Any) -> Any:
     """A function that makes the model from what a program gave: a copy, which training may change, of a module.
 
     Also of one that a function returns: it may be the program's own.
@@ -324,7 +315,7 @@ def _maker(model):
     if not isinstance(model, nn.Module):
 
         @functools.wraps(model, updated=())
-        def make_copy(*arguments, **settings):
+        def make_copy(*arguments: Any, **settings: Any) -> Any:
             made = model(*arguments, **settings)
             try:
                 return copy.deepcopy(made)
@@ -333,21 +324,21 @@ def _maker(model):
 
         return make_copy
 
-    def make():
+    def make() -> Any:
         return copy.deepcopy(model)
 
     make.__name__ = type(model).__name__
     return make
 
 
-def _written(group, instance):
+def _written(group: str, instance: Any) -> dict[str, Any]:
     """An object as settings.yaml shows it: its class, and its fields where YAML can hold them."""
     if not isinstance(instance, CHOICES[group].base):
         return {"name": getattr(instance, "__qualname__", type(instance).__name__)}
     return {"name": _written_name(group, type(instance)), **_fields(instance)}
 
 
-def _fields(instance):
+def _fields(instance: Any) -> dict[str, Any]:
     """An object's fields as YAML can hold them."""
     fields = dataclasses.fields(instance) if dataclasses.is_dataclass(instance) else ()
     values = {field.name: getattr(instance, field.name) for field in fields}
@@ -355,24 +346,13 @@ def _fields(instance):
     return {name: value if isinstance(value, simple) else type(value).__name__ for name, value in values.items()}
 
 
-def _stage_name(cls):
+def _stage_name(cls: type) -> str:
     """See `_written_name`."""
     ours = known(own_stages, Stage)
     return command_name(cls) if ours.get(command_name(cls)) is cls else f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _check_task(task, run, classes):
-    """Check that the task supports what was chosen with it."""
-    name = command_name(classes["task"])
-    if not task.has_model and classes["model"]:
-        raise UserError(f"task {name} does not take a model: leave --model out")
-    if run.baselines and not task.has_model:
-        raise UserError(f"baselines = {run.baselines}: task {name} has no model to train: leave --baselines out")
-    if run.holdout and not task.can_hold_out:
-        raise UserError(f"holdout = {run.holdout}: task {name} has no data to hold out; leave --holdout out")
-
-
-def _check_partition(task, assignments):
+def _check_partition(task: type[BaseTask], assignments: Assignments) -> None:
     """Check that a partition is named only with a task whose data it can split."""
     named = {key: text for key, text in assignments if key.partition(".")[0] == "partition" and text != "null"}
     if named and not _uses(task, "partition"):
@@ -383,26 +363,13 @@ def _check_partition(task, assignments):
         )
 
 
-def _check_redealing(task, run, classes):
-    """Check that the task and the run can deal the data anew in every round."""
-    name, given = command_name(classes["task"]), "partition.redeal = true"
-    if not task.can_redeal:
-        raise UserError(f"{given}: task {name} cannot distribute its data again in every round: leave it out")
-    if run.baselines:
-        raise UserError(f"{given}: no client has data of its own, to train on alone: leave --baselines out")
-    if run.weighting == "samples":
-        raise UserError(f"{given}: --weighting samples needs clients that keep their samples: leave one of them out")
-    if run.on_loss == "continue":
-        raise UserError(f"{given}: lost clients would still get samples: leave --on-loss continue out")
-
-
-def _uses(task, group):
+def _uses(task: type[BaseTask] | BaseTask, group: str) -> bool:
     """Whether a task uses the class chosen for a group."""
     has_partition = task.has_model if task.has_partition is None else task.has_partition
     return {"model": task.has_model, "partition": has_partition}.get(group, True)
 
 
-def _written_name(group, cls):
+def _written_name(group: str, cls: type) -> str:
     """A class's name in a settings file: its short name if it is one of fedmpi's, its dotted path otherwise."""
     ours = known(CHOICES[group].package, CHOICES[group].base)
     return command_name(cls) if ours.get(command_name(cls)) is cls else f"{cls.__module__}.{cls.__qualname__}"

@@ -10,11 +10,14 @@ import contextlib
 import datetime
 import json
 import os
+import pathlib
 import types
 import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from fedmpi.config.presets import is_paper
-from fedmpi.config.run import GROUPS
+from fedmpi.config.sections import GROUPS
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.settings_files import Quoted, read_settings_file, read_value
 from fedmpi.ground.registry import plain
@@ -24,10 +27,12 @@ SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
 SHORT = {"data": "task.data", "autocast": "oracle.autocast", "compile": "oracle.compile"}  # short key -> key
 SHORT |= {"own_files": "task.own_files", "baselines.step_sizes": "baselines_step_sizes"}
+Assignments = list[tuple[str, str]]  # a setting's key and the text of its value
+Flags = dict[str, str | bool]  # flag -> its text, or True for one of `SWITCHES`
 INSTEAD = {"rounds": "epochs", "local_steps": "local_epochs"}  # if the second is set, it replaces the first
 
 
-def spelling(key):
+def spelling(key: object) -> str:
     """A key in its one spelling: "--Local-Steps" is "local_steps".
 
     What follows a dot keeps its case until the class is known: it may be an argument of a user's class (`find_key`).
@@ -36,7 +41,7 @@ def spelling(key):
     return f"{group.lower()}{dot}{name}"
 
 
-def find_key(key, known):
+def find_key(key: str, known: Iterable[str]) -> str | None:
     """The known key that `key` means: itself, or the one that differs in upper and lower case only, or None."""
     return key if key in known else next((candidate for candidate in known if candidate.lower() == key.lower()), None)
 
@@ -48,30 +53,32 @@ class Given(str):
         value: what was given. is_lenient: whether a text may also be read as a number, as that of a file.
     """
 
-    value: object
+    value: Any
     is_lenient: bool
 
-    def __new__(cls, value, is_lenient=False):
+    def __new__(cls, value: Any, is_lenient: bool = False) -> "Given":
         word = os.fsdecode(value) if isinstance(value, os.PathLike) else value
         text = super().__new__(cls, word if isinstance(word, str) else json.dumps(word))
         text.value, text.is_lenient = value, is_lenient
         return text
 
 
-def as_text(value):
+def as_text(value: Any) -> str:
     """The value of a setting in a file as the text that it would be on the command line."""
     if isinstance(value, Quoted):
         return Given(str(value), is_lenient=True)
     return str(value) if isinstance(value, (str, datetime.date, datetime.time)) else json.dumps(value, default=str)
 
 
-def parse_command_line(arguments):
+def parse_command_line(arguments: Iterable[str]) -> tuple[Assignments, Flags]:
     """(list of assignments, {flag: its text, or True for one of `SWITCHES`}) of words like "--rounds", "9", "--seed=1".
 
     Raises:
         UserError: one line: what was given, what is expected.
     """
-    assignments, flags, rest = [], {}, list(arguments)
+    assignments: Assignments = []
+    flags: Flags = {}
+    rest = list(arguments)
     while rest:
         argument = "--help" if rest[0] == "-h" else rest[0]
         rest.pop(0)
@@ -93,7 +100,7 @@ def parse_command_line(arguments):
     return assignments, flags
 
 
-def read_file(path, flag="", marks_quoted=False):
+def read_file(path: str | os.PathLike[str], flag: str = "", marks_quoted: bool = False) -> dict[str, Any]:
     """The content of a YAML file, or TOML if it ends in .toml: a dict. `flag`: how the user named it, for the message.
 
     `marks_quoted`: see `read_settings_file`.
@@ -101,10 +108,10 @@ def read_file(path, flag="", marks_quoted=False):
     Raises:
         UserError: one line, if it cannot be read or contains something else.
     """
-    return read_settings_file(path, f"{flag} {path}".strip(), marks_quoted)
+    return read_settings_file(pathlib.Path(path), f"{flag} {path}".strip(), marks_quoted)
 
 
-def split_paper(content, where):
+def split_paper(content: dict[str, Any], where: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the settings in a file's content, what it says about a paper's result or {}); see `fedmpi.config.presets`.
 
     Raises:
@@ -116,7 +123,7 @@ def split_paper(content, where):
     return {key: value for key, value in content.items() if key != "paper"}, _unmarked(paper)
 
 
-def _unmarked(value):
+def _unmarked(value: Any) -> Any:
     """A value of a file in which texts that stand in quotes are not marked; it is written as it is."""
     if isinstance(value, dict):
         return {_unmarked(key): _unmarked(inner) for key, inner in value.items()}
@@ -125,13 +132,13 @@ def _unmarked(value):
     return str(value) if isinstance(value, Quoted) else value
 
 
-def flatten(settings, where="settings"):
+def flatten(settings: Mapping[str, Any], where: object = "settings") -> dict[str, Any]:
     """A nested settings dict as key -> value: {"algorithm": {"name": "fafed"}} is {"algorithm": "fafed"}.
 
     Raises:
         UserError: one line that begins with `where`, if a setting is there twice, in two spellings.
     """
-    written = []
+    written: list[tuple[str, Any]] = []
     for key, value in settings.items():
         is_group = "." not in key or key.startswith("stages.")
         inner = value if isinstance(value, dict) and value and is_group else {"name": value}
@@ -143,13 +150,13 @@ def flatten(settings, where="settings"):
     return {spelling(key): value for key, value in written}
 
 
-def check_repeated(keys, current, where):
+def check_repeated(keys: Iterable[str], current: Callable[[str], str], where: object) -> None:
     """Check that no two keys of one file are the same setting; on a command line, the last one counts.
 
     Args:
-        keys: list of str. current: function from a key to the setting's current name. where: the file's name.
+        current: function from a key to the setting's current name. where: the file's name.
     """
-    first = {}
+    first: dict[str, str] = {}
     for key in keys:
         name = current(key)
         if name in first:
@@ -160,12 +167,12 @@ def check_repeated(keys, current, where):
         first[name] = key
 
 
-def assignments_of(settings, where="settings"):
+def assignments_of(settings: Mapping[str, Any], where: object = "settings") -> Assignments:
     """The assignments of a nested settings dict, like those that `parse_command_line` finds; see `flatten`."""
     return [(key, as_text(value)) for key, value in flatten(settings, where).items()]
 
 
-def merge(layers, methods):
+def merge(layers: Iterable[Assignments], methods: Mapping[str, Any]) -> Assignments:
     """One list of assignments from several layers; later layers override earlier ones.
 
     A layer that chooses another class than the layers before it also drops their settings of the old
@@ -176,12 +183,12 @@ def merge(layers, methods):
             instead of an earlier layer's.
     """
     methods = {plain(name): settings or {} for name, settings in methods.items()}
-    merged = []
+    merged: Assignments = []
     for layer in layers:
         assignments = [(SHORT.get(key, key), text) for key, text in layer]
         for group in GROUPS:
             old, new = (last_text(pairs, group) for pairs in (merged, assignments))
-            if None not in (old, new) and plain(old) != plain(new):
+            if old is not None and new is not None and plain(old) != plain(new):
                 merged = [(key, text) for key, text in merged if key.partition(".")[0] != group]
                 settings = methods.get(plain(new), {}) if group == "algorithm" else {}
                 merged += [(f"{group}.{name}", as_text(value)) for name, value in settings.items()]
@@ -190,7 +197,7 @@ def merge(layers, methods):
     return merged
 
 
-def typed(text, hint):
+def typed(text: str, hint: Any) -> Any:
     """The value of a text as a type like int, str | None, list[float], Literal["a", "b"] or Any; see also `Given`.
 
     Raises:
@@ -214,7 +221,7 @@ def typed(text, hint):
     raise ValueError
 
 
-def _as_it_is(value, hint):
+def _as_it_is(value: Any, hint: Any) -> Any:
     """A value as a type: only whole numbers become floats, paths texts, and lists and tuples each other."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value) if str in kinds(hint) else value
@@ -227,17 +234,17 @@ def _as_it_is(value, hint):
     raise ValueError
 
 
-def kinds(hint):
+def kinds(hint: Any) -> list[Any]:
     """The types that a union consists of, or the one type; in both cases, null comes last."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return sorted(typing.get_args(hint) if is_union else (hint,), key=lambda kind: kind is type(None))
 
 
-def _converted(value, kind):
+def _converted(value: Any, kind: Any) -> Any:
     """A value of a file as a type; raises ValueError if it does not have it."""
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     is_among = origin is typing.Literal and any(type(value) is type(word) and value == word for word in inner)
-    if kind in (typing.Any, object) or is_among:
+    if kind in (Any, object) or is_among:
         return value
     if origin in (typing.Union, types.UnionType):
         for member in kinds(kind):
@@ -250,7 +257,7 @@ def _converted(value, kind):
     if origin is list and isinstance(value, tuple):
         value = list(value)
     if origin is tuple and isinstance(value, list | tuple):
-        each = [inner[0]] * len(value) if inner[1:] == (...,) else inner or [typing.Any] * len(value)
+        each = [inner[0]] * len(value) if inner[1:] == (...,) else inner or [Any] * len(value)
         return tuple(_converted(entry, entry_kind) for entry, entry_kind in zip(value, each, strict=True))
     # A list is also the value of a Sequence or an Iterable, a dict that of a Mapping.
     is_container = isinstance(value, list | tuple | dict) and isinstance(origin, type) and isinstance(value, origin)
@@ -263,6 +270,6 @@ def _converted(value, kind):
     return value
 
 
-def last_text(assignments, key):
+def last_text(assignments: Assignments, key: str) -> str | None:
     """The last text that some assignments give to a key, or None."""
     return next((text for k, text in reversed(assignments) if k == key), None)

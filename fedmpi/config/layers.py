@@ -2,9 +2,13 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Iterable
+from typing import Any
 
 from fedmpi.config.grammar import (
     INSTEAD,
+    Assignments,
+    Flags,
     assignments_of,
     last_text,
     merge,
@@ -29,23 +33,23 @@ class Layers:
         files: what the user calls the files, which are all layers but the last.
     """
 
-    layers: list
-    flags: dict
-    paper: dict
-    notes: list
-    files: list
+    layers: list[Assignments]
+    flags: Flags
+    paper: dict[str, Any]
+    notes: list[str]
+    files: list[str]
 
     @property
-    def assignments(self):
+    def assignments(self) -> Assignments:
         """Those of all layers as one list."""
         return self.above([])
 
-    def above(self, lowest):
+    def above(self, lowest: Assignments) -> Assignments:
         """The assignments of all layers as one list; they override those in `lowest`."""
         return merge([lowest, *self.layers], self.paper.get("methods", {}))
 
 
-def read_layers(arguments):
+def read_layers(arguments: Iterable[str] | tuple[Assignments, Flags]) -> Layers:
     """The `Layers` of a command line, without the program's name, or of what `parse_command_line` makes of one.
 
     Raises:
@@ -56,9 +60,11 @@ def read_layers(arguments):
     for key, other in INSTEAD.items():
         if {key, other} <= given:
             raise UserError(f"--{key} and --{other}: expected only one of them")
-    files = [("--preset", preset_path(flags["preset"]))] if "preset" in flags else []
-    files += [("--config", pathlib.Path(flags["config"]))] if "config" in flags else []
-    layers, paper, taken = [], {}, []
+    files = [("--preset", preset_path(str(flags["preset"])))] if "preset" in flags else []
+    files += [("--config", pathlib.Path(str(flags["config"])))] if "config" in flags else []
+    layers: list[Assignments] = []
+    paper: dict[str, Any] = {}
+    taken: list[str] = []
     for flag, path in files:
         settings, its_paper = split_paper(read_file(path, flag, marks_quoted=True), f"{flag} {path}")
         if settings.get("name") == path.absolute().parent.name and (path.parent / RECORDS).is_file():

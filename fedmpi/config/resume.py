@@ -3,29 +3,39 @@
 import contextlib
 import json
 import pathlib
+from collections.abc import Collection
+from typing import Any, TypedDict
 
-from fedmpi.config.grammar import Given, as_text, flatten, last_text, read_file, split_paper
-from fedmpi.config.run import RunSettings
+from fedmpi.config.grammar import Assignments, Given, as_text, flatten, last_text, read_file, split_paper
+from fedmpi.config.layers import Layers
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_folder
 from fedmpi.ground.files.run_files import (
     CHECKPOINTS,
     MANIFEST,
+    RUNS,
     SETTINGS,
     check_files,
     find_checkpoints,
+    find_within,
     had_checkpoints,
+    has_checkpoint,
     is_complete,
 )
 
 AUTO = "auto"
-NOT_TAKEN = ("out", "name", "ranks", "resume")  # settings that a resumed run does not take from its folder
 
 
-def read_resumed(assignments):
+class Resumed(TypedDict):
+    """A run that is resumed: its folder, its settings and what they say about a paper; JSON can hold it."""
+
+    folder: str
+    settings: dict[str, Any]
+    paper: dict[str, Any]
+
+
+def read_resumed(assignments: Assignments) -> Resumed | None:
     """The run that a command line resumes; None if a new one begins.
-
-    It is a dict that JSON can hold: "folder", and the "settings" and "paper" of that run.
 
     Raises:
         UserError: one line, if the folder is not a run folder, or contains no checkpoint.
@@ -37,14 +47,14 @@ def read_resumed(assignments):
         raise UserError(f"resume = {text}: cannot be read: {error.strerror}") from None
 
 
-def _read(text, assignments):
+def _read(text: str, assignments: Assignments) -> Resumed | None:
     """`read_resumed` of the setting's text."""
     out, name = (last_text(assignments, key) for key in ("out", "name"))
     name = None if name == "null" else name
     if text.lower() == AUTO:
         if name is None:
             raise UserError("resume = auto: expected --name, which says which run to continue")
-        folder = pathlib.Path(out or RunSettings.out) / name
+        folder = pathlib.Path(out or RUNS) / name
         if not (folder / SETTINGS).is_file() or not _is_resumable(folder):
             if had_checkpoints(folder):
                 seen = "checkpoints were written there, and none can be seen now"
@@ -71,36 +81,41 @@ def _read(text, assignments):
     return {"folder": str(folder), "settings": settings, "paper": paper}
 
 
-def _num_clients(folder):
+def _num_clients(folder: pathlib.Path) -> int | None:
     """How many clients a run has, by its newest checkpoint that can be read; None if there is none."""
-    for number in find_checkpoints(folder):
+    for checkpoint in (
+        *(folder / CHECKPOINTS / f"{number:06d}" for number in find_checkpoints(folder)),
+        *find_within(folder),
+    ):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            manifest = json.loads((folder / CHECKPOINTS / f"{number:06d}" / MANIFEST).read_bytes())
+            manifest = json.loads((checkpoint / MANIFEST).read_bytes())
             return int(manifest["settings"]["clients"])
     return None
 
 
-def _is_resumable(folder):
+def _is_resumable(folder: pathlib.Path) -> bool:
     """Whether a run can be resumed: it has a checkpoint, or it is complete (training then says so)."""
-    return bool(find_checkpoints(folder)) or is_complete(folder)
+    return has_checkpoint(folder) or is_complete(folder)
 
 
-def assignments_above(resumed, layers, objects=()):
+def assignments_above(
+    resumed: Resumed | None, layers: Layers, not_taken: Collection[str], objects: Collection[str]
+) -> Assignments:
     """The assignments of a command line's `Layers`, which override the settings of the resumed run, if there is one.
 
-    Of a group whose object is given anew (`objects`), the run's settings are left out here; they are compared with the
-    object's when its checkpoint is read.
+    The settings `not_taken` are left out. So are those of a group whose object is given anew (`objects`): they are
+    compared with the object's when its checkpoint is read.
     """
     if resumed is None:
         return layers.assignments
     values = flatten(resumed["settings"])  # as the run had them
     texts = [(key, Given(value, True) if isinstance(value, str) else as_text(value)) for key, value in values.items()]
     return layers.above(
-        [(key, text) for key, text in texts if not {key, key.partition(".")[0]} & {*NOT_TAKEN, *objects}]
+        [(key, text) for key, text in texts if not {key, key.partition(".")[0]} & {*not_taken, *objects}]
     )
 
 
-def resumed_folder(resumed):
+def resumed_folder(resumed: Resumed | None) -> dict[str, str]:
     """The settings `resume`, `out` and `name` that name a resumed run's folder; {} for a new run."""
     if resumed is None:
         return {}

@@ -5,16 +5,21 @@ import functools
 import itertools
 import math
 import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from fedmpi.comm.agreement import agreed_error
-from fedmpi.federation.buffers import BUFFERS
+from fedmpi.comm.link import Link
+from fedmpi.federation.buffers import BUFFERS, SentBuffers
+from fedmpi.federation.client import Client
 from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.oracles.flat_module import BufferPart
 
 # Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
-# error to report.
-ENDED, PAUSED, FAILED = -2, -3, -4
+# error to report, or wants to `Reports.meet`.
+ENDED, PAUSED, FAILED, WITHIN = -2, -3, -4, -5
 AFTER = 1 << 20  # more than there are rows and buffers
 _HINT = "try a smaller step_size, or a smaller clip_norm"
 _INITIAL_HINT = "this is before the first step: check the values of the data and of the model's initial parameters"
@@ -36,50 +41,57 @@ class Losses:
         on_gpu: whether the rows are there. weights: number of a client -> its weight; None: all losses count the same.
     """
 
-    def __init__(self, on_gpu=False, weights=None):
-        self.total, self.totals, self.number, self.bad_client, self.bad_row = 0.0, [], 0, -1, -1
+    def __init__(self, on_gpu: bool = False, weights: Mapping[int, float] | None = None) -> None:
+        self.total, self.number, self.bad_client, self.bad_row = 0.0, 0.0, -1, -1
+        self.totals: list[float] = []
         self._on_gpu, self._weights = on_gpu, weights
-        self._rows_of = {}  # number of a client -> what is known of its rows, see `check_rows`
-        self._losses_of = {}  # number of a client -> its losses, 0-d tensors
-        self.left_out = []  # numbers of clients
+        self._rows_of: dict[int, Any] = {}  # number of a client -> what is known of its rows, see `check_rows`
+        self._losses_of: dict[int, list[torch.Tensor]] = {}  # number of a client -> its losses, 0-d tensors
+        self.left_out: list[int] = []  # numbers of clients
 
-    def check_rows(self, client, block, names, buffers=None):
+    def check_rows(
+        self,
+        client: Client,
+        region: torch.Tensor,
+        names: Sequence[str],
+        buffers: dict[int, torch.Tensor] | None = None,
+    ) -> None:
         """Find values that are not finite in what a client is about to send: a last gradient has no loss after it.
 
         Args:
-            block: the client's rows that are exchanged now, contiguous. names: of these rows.
-            buffers: position -> values of float buffers; those that have been sent before are in the block, too.
+            region: what the client sends now, contiguous. names: of its rows.
+            buffers: position -> values of float buffers; those that have been sent before are in the region, too.
         """
         rows = dict(enumerate(client.rows[name] for name in names))
         rows |= {len(names) + position: values for position, values in (buffers or {}).items() if values.numel()}
-        self._check(client, block, rows)
+        self._check(client, region, rows)
 
-    def check_stage(self, client, block, rows, number):
+    def check_stage(self, client: Client, region: torch.Tensor, rows: dict[str, torch.Tensor], number: int) -> None:
         """The same after stage `number`, from 1, for rows of all names: name -> values."""
-        self._check(client, block, {number * AFTER + place: row for place, row in enumerate(rows.values())})
+        self._check(client, region, {number * AFTER + place: row for place, row in enumerate(rows.values())})
 
-    def _check(self, client, block, rows):
+    def _check(self, client: Client, region: torch.Tensor, rows: dict[int, torch.Tensor]) -> None:
         if self._on_gpu and rows:
             ends = [end.double() for row in rows.values() for end in row.aminmax()]  # nan if any value is
             self._rows_of.setdefault(client.index, []).append((torch.stack(ends), list(rows)))
             return
         # One pass over the memory; finite values may have an infinite sum.
-        in_block = sum(row.numel() for row in rows.values()) == block.numel()
-        if not in_block or not math.isfinite(block.sum()):
+        is_whole = sum(row.numel() for row in rows.values()) == region.numel()
+        if not is_whole or not math.isfinite(region.sum()):
             bad = next((n for n, row in rows.items() if not row.isfinite().all()), None)
             if bad is not None:
                 self._rows_of.setdefault(client.index, bad)
 
-    def add(self, client):
+    def add(self, client: Client) -> None:
         """Take the losses that a client's oracle has collected."""
         self._losses_of[client.index] = client.oracle.take_losses()
 
-    def add_if_none(self, client):
+    def add_if_none(self, client: Client) -> None:
         """Take losses of other passes, which count only if the local steps had none."""
         later = client.oracle.take_losses()
         self._losses_of[client.index] = self._losses_of[client.index] or later
 
-    def leave_out_if_faulty(self, client):
+    def leave_out_if_faulty(self, client: Client) -> bool:
         """Whether a client's losses and rows so far are not all finite; they do not count then. Waits for a GPU."""
         losses = self._losses_of.get(client.index, ())
         if all(map(math.isfinite, losses)) and client.index not in self._collect_rows():
@@ -89,7 +101,7 @@ class Losses:
         self.left_out.append(client.index)
         return True
 
-    def collect(self):
+    def collect(self) -> None:
         """Fill the attributes; on a GPU this is where the exchange waits for it."""
         losses = [loss for of_client in self._losses_of.values() for loss in of_client]
         values = iter(torch.stack(losses).tolist() if losses else ())
@@ -105,12 +117,13 @@ class Losses:
             if self.bad_client < 0 and (client in bad_rows or not math.isfinite(total)):
                 self.bad_client, self.bad_row = client, bad_rows[client] if math.isfinite(total) else -1
 
-    def _collect_rows(self):
+    def _collect_rows(self) -> dict[int, int]:
         """Client -> the position of its first row with a value that is not finite, of those that have one."""
         if not self._on_gpu or not self._rows_of:
             return self._rows_of
         checks = [check for of_client in self._rows_of.values() for check in of_client]
-        finite, bad = iter(torch.cat([ends for ends, _ in checks]).isfinite().tolist()), {}
+        bad: dict[int, int] = {}
+        finite = iter(torch.cat([ends for ends, _ in checks]).isfinite().tolist())
         for client, of_client in self._rows_of.items():
             for row in (row for _, rows in of_client for row in rows):
                 if not all([next(finite), next(finite)]):
@@ -133,11 +146,17 @@ class RoundReport:
     mean: float
     num_gradients: int
     requests: int
-    bad: list
-    flags: list = ()
+    bad: list[tuple[int, int, int, float]]
+    flags: list[int] = dataclasses.field(default_factory=list)
     num_left_out: int = 0
 
-    def check_finite(self, round_index, names, buffers=(), stages=()):
+    def check_finite(
+        self,
+        round_index: int,
+        names: Sequence[str],
+        buffers: Sequence[BufferPart] = (),
+        stages: Sequence[str] = (),
+    ) -> None:
         """Check that all losses, and all rows that are sent, are finite.
 
         Args:
@@ -161,7 +180,7 @@ class RoundReport:
             raise Diverged(f"{when}: {problem}; {_INITIAL_HINT if round_index < 0 else _HINT}")
 
 
-def when_in(round_index):
+def when_in(round_index: int) -> str:
     """In which round, for a message; -1 is the start."""
     return "in the initial gradients" if round_index < 0 else f"in round {round_index + 1}"
 
@@ -172,12 +191,16 @@ class Reports:
     Args:
         link: a `Link`. most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits
             however the clients are spread over ranks. sent: the `SentBuffers`, whose flags are exchanged, too.
+
+    Attributes:
+        meet: what all ranks do when one asks for it within a round. Collective.
     """
 
-    def __init__(self, link, most, sent):
+    def __init__(self, link: Link, most: int, sent: SentBuffers) -> None:
         self._link, self._most, self._sent = link, most, sent
+        self.meet: Callable[[], None] = lambda: None
 
-    def exchange(self, losses, num_gradients, request, rounds_done):
+    def exchange(self, losses: Losses, num_gradients: int, request: int, rounds_done: int) -> RoundReport:
         """The `RoundReport` of the `Losses` of all ranks, exchanged in one message.
 
         Args:
@@ -189,10 +212,10 @@ class Reports:
             UserError: on every rank, if another one calls `announce` instead.
         """
         link, most, flags = self._link, self._most, self._sent.flags()
-        of_clients = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
+        own_totals = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
         own_numbers = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
         own_numbers.append(len(losses.left_out))
-        everywhere = link.allgather([*own_numbers, *flags, *of_clients]).tolist()
+        everywhere = self._everyone([*own_numbers, *flags, *own_totals])
         _check_same_call(link, everywhere, rounds_done)
         totals, numbers, bad_clients, gradients, requests, bad_rows, left_out, *rest = zip(*everywhere)
         of_clients = rest[len(flags) :]
@@ -208,23 +231,55 @@ class Reports:
             mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
         return RoundReport(mean, int(sum(gradients)), bits, found, joined, int(sum(left_out)))
 
-    def announce(self, call, rounds_done, error=None):
+    def ask(self, rounds_done: int) -> None:
+        """Say that this rank wants to `meet` within the round; those that wait for its end come, too. Collective.
+
+        Raises:
+            AgreedUserError: as `announce`.
+        """
+        _check_same_call(self._link, self._everyone(self._numbers_of(WITHIN)), rounds_done)
+
+    def asking(self) -> list[float]:
+        """The message of `ask`, for a loop that goes on until the others have come; see `answered`."""
+        return self._numbers_of(WITHIN)
+
+    def answered(self, everywhere: list[list[float]], rounds_done: int) -> None:
+        """Take what all ranks have sent when one sent `asking`; raises as `announce`. All ranks `meet` then."""
+        if FAILED in (report[2] for report in everywhere):
+            _check_same_call(self._link, everywhere, rounds_done)
+
+    def _everyone(self, numbers: list[float]) -> list[list[float]]:
+        """All ranks' messages; if a rank asks for it, they `meet` first, and those that do not ask repeat theirs."""
+        while True:
+            everywhere: list[list[float]] = self._link.allgather(numbers).tolist()
+            calls = [report[2] for report in everywhere]
+            if WITHIN not in calls or FAILED in calls:
+                return everywhere
+            self.meet()
+            if numbers[2] == WITHIN:
+                return []
+
+    def _numbers_of(self, call: int) -> list[float]:
+        return [0.0, 0, call, 0, 0, -1, 0, *self._sent.flags(), *[0.0] * self._most]
+
+    def announce(self, call: int, rounds_done: int, error: BaseException | None = None) -> None:
         """Say to the other ranks that this one has ENDED, PAUSED or FAILED (by `error`); instead of `exchange`.
 
         Raises:
             AgreedUserError: with the text of the error on the lowest rank that has one; all ranks end then.
             UserError: on every rank, if another one does not say the same.
         """
-        numbers = [0.0, 0, call, 0, 0, -1, 0, *self._sent.flags(), *[0.0] * self._most]
-        _check_same_call(self._link, self._link.allgather(numbers).tolist(), rounds_done, error)
+        _check_same_call(self._link, self._everyone(self._numbers_of(call)), rounds_done, error)
 
 
-def _check_same_call(link, everywhere, rounds_done, error=None):
+def _check_same_call(
+    link: Link, everywhere: list[list[float]], rounds_done: int, error: BaseException | None = None
+) -> None:
     """Raise UserError if some ranks average while others do something else, or the lowest one's error."""
     calls = [min(report[2], -1) for report in everywhere]  # those that average send the number of a client, or -1
     if FAILED in calls:
         raise agreed_error(link, str(error) if calls.index(FAILED) == link.rank else None) from error
-    if calls.count(calls[0]) == len(calls):
+    if len(set(calls)) <= 1:
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}
     ranks_of = {call: [rank for rank, its_call in enumerate(calls) if its_call == call] for call in does}

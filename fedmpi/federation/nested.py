@@ -2,10 +2,14 @@
 
 import collections
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+Path = tuple[Any, ...]  # name and keys of a value within a nested one
 DEEPEST = 100  # levels; a list that contains itself has no last one
 LONGEST = 10_000  # bits of an integer: reading text with more than 4,300 digits is an error in Python
 EXPECTED = "tensors, numpy arrays, numbers, texts, bytes, None, and lists, tuples, sets and dicts of them"
@@ -15,7 +19,7 @@ _FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, dict, set)
 PACKED_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
 
 
-def flatten(value, name):
+def flatten(value: Any, name: str) -> dict[str, Any]:
     """Name -> tensor or number, of a nested value: all names begin with `name`.
 
     Args:
@@ -33,7 +37,7 @@ def flatten(value, name):
     return {f"{name}/nested": torch.tensor([*text.encode()], dtype=torch.uint8), **flat}
 
 
-def unflatten(flat, name, device=None):
+def unflatten(flat: Mapping[str, Any], name: str, device: torch.device | str | None = None) -> Any:
     """The value that `flatten` took apart; its tensors are copied to a device, None: to the kind where they were.
 
     A kind that this machine lacks is the CPU.
@@ -43,7 +47,7 @@ def unflatten(flat, name, device=None):
     return build(json.loads(bytes(flat[f"{name}/nested"].tolist())), Tensors(flat, name, device))
 
 
-def _describe(value, tensors, path):
+def _describe(value: Any, tensors: "_Written", path: Path) -> Any:
     """A value as JSON can hold it; its tensors are added to `tensors`: id -> (original, what is written)."""
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and value.bit_length() <= LONGEST):
@@ -74,13 +78,13 @@ def _describe(value, tensors, path):
     if kind.__name__ in _KINDS and kind is _KINDS[kind.__name__]:
         found = {kind.__name__: [_describe(part, tensors, (*path, number)) for number, part in enumerate(value)]}
         return {**found, "longest": value.maxlen} if kind is collections.deque else found
-    found = f"a {kind.__name__}"
+    called = f"a {kind.__name__}"
     if isinstance(value, torch.Tensor):
-        found = f"a {kind.__name__} of type {value.dtype} and layout {value.layout} on {value.device}"
-    raise TypeError(f"{_shown(path)} is {found}: expected {EXPECTED}")
+        called = f"a {kind.__name__} of type {value.dtype} and layout {value.layout} on {value.device}"
+    raise TypeError(f"{_shown(path)} is {called}: expected {EXPECTED}")
 
 
-def _describe_items(value, tensors, path):
+def _describe_items(value: Mapping[Any, Any], tensors: "_Written", path: Path) -> list[list[Any]]:
     for key in value:
         if isinstance(key, torch.Tensor):
             raise TypeError(f"{_shown(path)} has a tensor as a key: expected numbers, texts or tuples of them")
@@ -90,36 +94,38 @@ def _describe_items(value, tensors, path):
     ]
 
 
-def _shown(path):
+def _shown(path: Path) -> str:
     """Where a value is: objects['schedule']['gamma']."""
-    return path[0] + "".join(f"[{key!r:.60}]" for key in path[1:])
+    return str(path[0]) + "".join(f"[{key!r:.60}]" for key in path[1:])
 
 
-def _is_plain(tensor):
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is no more than numbers in memory, each of whole bytes."""
     name = str(tensor.dtype).removeprefix("torch.")
     is_packed = name.startswith(("bits", "float4", "q")) or name in PACKED_INTEGERS
     return tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_nested or is_packed)
 
 
-def _is_plain_array(kind, array):
+def _is_plain_array(kind: type, array: npt.NDArray[Any]) -> bool:
     """Whether an array, or a scalar of some `kind`, has only numbers, texts or dates, of the same size."""
     if kind not in (np.ndarray, array.dtype.type):  # a class of its own
         return False
     return not array.dtype.hasobject and array.dtype.names is None and np.dtype(array.dtype.str) == array.dtype
 
 
-def _bits(value):
+def _bits(value: bytes | bytearray) -> torch.Tensor:
     return torch.frombuffer(bytearray(value), dtype=torch.uint8) if len(value) else torch.empty(0, dtype=torch.uint8)
 
 
 class _Written:
     """The tensors that are written of a nested value, in their order; the same original is written once."""
 
-    def __init__(self):
-        self.written, self._numbers, self._originals = [], {}, []
+    def __init__(self) -> None:
+        self.written: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+        self._originals: list[Any] = []  # they stay alive
 
-    def add(self, original, written):
+    def add(self, original: Any, written: torch.Tensor) -> int:
         """The number of a tensor; `original` stays alive, so that nothing else has its id."""
         if id(original) not in self._numbers:
             self._numbers[id(original)] = len(self.written)
@@ -128,8 +134,8 @@ class _Written:
         return self._numbers[id(original)]
 
 
-def _describe_tensor(value, tensors):
-    described = {"tensor": tensors.add(value, value.detach().resolve_conj().resolve_neg())}
+def _describe_tensor(value: torch.Tensor, tensors: "_Written") -> dict[str, Any]:
+    described: dict[str, Any] = {"tensor": tensors.add(value, value.detach().resolve_conj().resolve_neg())}
     if not value.is_contiguous() and _is_dense(value):
         described["stride"] = list(value.stride())
     if value.device.type != "cpu":
@@ -139,7 +145,7 @@ def _describe_tensor(value, tensors):
     return described
 
 
-def _is_dense(tensor):
+def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements fill its memory without gaps, in any order of its dimensions."""
     expected = 1
     for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda pair: pair[1]):
@@ -152,10 +158,11 @@ def _is_dense(tensor):
 class Tensors:
     """The tensors of a flat value, each made once."""
 
-    def __init__(self, flat, name, device):
-        self._flat, self._name, self._device, self._made = flat, name, device, {}
+    def __init__(self, flat: Mapping[str, Any], name: str, device: torch.device | str | None) -> None:
+        self._flat, self._name, self._device = flat, name, device
+        self._made: dict[int, torch.Tensor] = {}
 
-    def __call__(self, described):
+    def __call__(self, described: dict[str, Any]) -> torch.Tensor:
         number = described["tensor"]
         if number not in self._made:
             value = self._flat[f"{self._name}/{number}"]
@@ -167,16 +174,16 @@ class Tensors:
             self._made[number] = torch.nn.Parameter(value, described["parameter"]) if is_parameter else value
         return self._made[number]
 
-    def bits(self, number):
+    def bits(self, number: int) -> bytearray:
         return bytearray(self._flat[f"{self._name}/{number}"].numpy().tobytes())
 
 
-def _available(kind):
+def _available(kind: str) -> str:
     """A kind of device; the CPU if this machine has none of it."""
     return kind if kind == "cpu" or torch.get_device_module(kind).is_available() else "cpu"
 
 
-def build(described, tensors):
+def build(described: Any, tensors: "Tensors") -> Any:
     """The value that `_describe` described; `tensors` is a `Tensors`."""
     if isinstance(described, list):
         return [build(part, tensors) for part in described]
@@ -198,7 +205,7 @@ def build(described, tensors):
         items = [(build(key, tensors), build(part, tensors)) for key, part in content]
         if kind == "defaultdict":
             return collections.defaultdict(_FACTORIES.get(described["factory"]), items)
-        made = _KINDS[kind](dict(items))
+        made: Any = _KINDS[kind](dict(items))
         if "metadata" in described:
             made._metadata = build(described["metadata"], tensors)
         return made

@@ -9,8 +9,10 @@ from fedmpi.federation.round import Round
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.streams import generator
 
+NONE: frozenset[int] = frozenset()
 
-def spread(num_clients, num_ranks):
+
+def spread(num_clients: int, num_ranks: int) -> list[range]:
     """The clients of each rank, a list of `range`: consecutive numbers, counts that differ by at most one.
 
     Raises:
@@ -26,7 +28,7 @@ def spread(num_clients, num_ranks):
     return [range(a, b) for a, b in zip(edges, edges[1:])]
 
 
-def draw_participants(num_clients, participation, seed, round_index):
+def draw_participants(num_clients: int, participation: float, seed: int, round_index: int) -> list[int]:
     """The clients of a round: max(1, ⌊participation N⌋) of N without replacement, sorted.
 
     Every rank draws the same from the stream (seed, "participants", round): no message is needed.
@@ -64,7 +66,7 @@ class Plan:
     seed: int = 0
     dealt_steps: Callable[[int, int], int] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_clients < 1:
             raise UserError(f"num_clients = {self.num_clients}: expected at least 1")
         if min(self._steps) < 1:
@@ -78,31 +80,31 @@ class Plan:
                 raise UserError(f"weights: client {client} has {weight}: expected a finite number > 0")
 
     @functools.cached_property
-    def _steps(self):
+    def _steps(self) -> list[int]:
         return [self.steps_of(client) for client in range(self.num_clients)]
 
     @functools.cached_property
-    def _all_weights(self):
+    def _all_weights(self) -> list[float]:
         return [1] * self.num_clients if self.weights is None else list(self.weights)
 
-    def steps_of(self, client, round_index=-1):
+    def steps_of(self, client: int, round_index: int = -1) -> int:
         """Number of local steps of a client in a round; -1: in no round in particular."""
         if self.dealt_steps is not None and round_index >= 0:
             return self.dealt_steps(round_index, client)
         return self.local_steps(client) if callable(self.local_steps) else self.local_steps
 
-    def weights_in(self, current, alone):
+    def weights_in(self, current: Round, alone: bool) -> dict[int, float]:
         """Number -> weight of the clients in an exchange of the round `current`: all, or one that works alone."""
         clients = [self.draw_one(current)] if alone else current.participants
         return {client: self._all_weights[client] for client in clients}
 
-    def start(self, lost=frozenset()):
+    def start(self, lost: frozenset[int] = NONE) -> Round:
         """The `Round` before the first one: all clients that are not lost take part, and no local step is made."""
         all_clients = tuple(c for c in range(self.num_clients) if c not in lost)
         weights = tuple(self._all_weights[c] for c in all_clients)
         return Round(-1, 0, all_clients, weights, 0, sum(weights) / sum(self._all_weights), max(self._steps))
 
-    def round(self, index, lost=frozenset()):
+    def round(self, index: int, lost: frozenset[int] = NONE) -> Round:
         """The `Round` number `index`.
 
         Args:
@@ -135,7 +137,7 @@ class Plan:
             nominal_steps=nominal,
         )
 
-    def draw_one(self, current):
+    def draw_one(self, current: Round) -> int:
         """The client that works alone in an exchange of the round `current`; all ranks draw the same.
 
         Raises:

@@ -1,85 +1,150 @@
 """What a rank's part of a federation is made of, and how it is put together."""
 
-import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.sending import Sending
+from fedmpi.aggregation.stages.base import Stage
+from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.check import check_rows
+from fedmpi.comm.link import Link
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.client import Client, Server
+from fedmpi.federation.left_out import LeftOut
+from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import PrivateParts
-from fedmpi.federation.rows import RowStore, check_rows
+from fedmpi.federation.round import Round
+from fedmpi.federation.round_start import RoundStart
+from fedmpi.federation.rows import RowStore
+from fedmpi.federation.variables import Iterate, Variables
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.part import Part
 from fedmpi.ground.registry import command_name
+from fedmpi.oracles.base import Oracle
 from fedmpi.oracles.flat_module import BufferPart
 
+MakeOracle = Callable[[Client], Oracle[Any]]
 
-@dataclasses.dataclass(frozen=True)
+
 class Parts:
-    """The parts of a `Federation`; its attributes of the same names.
+    """What one rank's part of a federation is made of, and how far it is: all but the rounds. Making it is collective.
+
+    Args:
+        algorithm, link, plan, variables: an `Algorithm`, a `Link`, a `Plan` and the `Variables`.
+        oracles: client number -> function(`Client`) -> oracle, for this rank's clients in order.
+        sending: a `Sending`: what becomes of the clients' rows. poison: see `RowStore`.
 
     Attributes:
-        server_seen_by_clients: the `Server` without the exchanged rows, which belong to the clients while they work.
+        aggregation: open. stages: name -> `Stage`. store: the `RowStore`. clients: list of `Client`, of this rank.
+        server: the `Server`. server_seen_by_clients: without the exchanged rows, which belong to the clients while
+            they work.
+        private: the `PrivateParts`. left_out: the `LeftOut`. round_start: the `RoundStart`; None: nothing needs it.
         named: name -> `fedmpi.ground.part.Part`, what has facts and a state of its own.
-    """
-
-    aggregation: Aggregation
-    stages: dict
-    store: RowStore
-    server: Server
-    server_seen_by_clients: Server
-    clients: list
-    private: PrivateParts
-    named: dict
-
-
-def assemble(algorithm, link, oracles, plan, variables, sending=None, poison=False):
-    """The `Parts` of this rank. Collective on the link; the arguments are those of `Federation`.
+        current: the `Round`, or the last one. round_index: of the next round, from 0.
+        present: set of the clients that took part in the previous round; all of them before round 0.
+        lost: frozenset of the clients whose ranks are lost; they are absent from every round.
+        num_gradients: evaluated so far by all clients of all ranks. num_reported: of this rank's, those that are in it.
+        seconds: of this rank, in "local" steps and in "communication" (waiting included).
+        selected: the `Iterate` that was selected as a candidate for the result, or None.
 
     Raises:
         UserError: if the algorithm names its rows in a wrong way, see `check_rows`.
     """
-    check_rows(algorithm)
-    sending, x = sending or Sending(), variables.x
-    _check_alone(algorithm, sending.aggregation)
-    sent = _sent_buffers(variables, in_order=bool(sending.codec) or not sending.aggregation.leaves_out_constants)
-    segments = variables.segments or [slice(0, x.numel())]
-    numel = len(algorithm.exchanged) * x.numel() + sent.sizes[0]
-    parameters = (tuple(segments), tuple(variables.names), tuple(variables.shapes))
-    kinds = {row: algorithm.kinds.get(row, "point") for row in algorithm.exchanged}
-    layout = Layout(algorithm.exchanged, x.numel(), numel, x.dtype, x.device, *parameters, kinds)
-    aggregation, stages = sending.opened(link, layout, oracles)
-    store = RowStore(
-        algorithm, x.numel(), sent, len(oracles), x.dtype, x.device, poison=poison, aggregation=aggregation
-    )
-    own, of_problem = store.server_rows(), (plan.num_clients, segments, x.numel(), variables.ascent)
-    server = Server({**store.averaged_rows(), **own}, *of_problem)
-    clients = []
-    for position, (index, make_oracle) in enumerate(oracles.items()):
-        client = Client(index, store.client_rows(position), algorithm.client_rows, store.work_buffers)
-        client.oracle = make_oracle(client)
-        clients.append(client)
-    of_all = _named(aggregation, stages, clients)
-    for name, part in of_all.items():
-        for client in clients if part.kept_rows else ():
-            part.kept_of[client.index] = {kept: store.new_rows() for kept in part.kept_rows}
-            client.kept |= {f"{name}.{kept}": rows for kept, rows in part.kept_of[client.index].items()}
-    server.x.copy_(x)
-    if aggregation.codec or any(part.needs_start for part in (aggregation, *stages.values())):
-        store.need_start()
-    private = PrivateParts(store, variables, clients)
-    return Parts(aggregation, stages, store, server, Server(own, *of_problem), clients, private, of_all)
+
+    current: Round
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        link: Link,
+        oracles: Mapping[int, MakeOracle],
+        plan: Plan,
+        variables: Variables,
+        sending: Sending | None = None,
+        poison: bool = False,
+    ) -> None:
+        check_rows(algorithm)
+        sending, x = sending or Sending(), variables.x
+        _check_alone(algorithm, sending.aggregation)
+        self.algorithm, self.link, self.plan = algorithm, link, plan
+        sent = _sent_buffers(variables, in_order=bool(sending.codec) or not sending.aggregation.leaves_out_constants)
+        segments = variables.segments or [slice(0, x.numel())]
+        numel = len(algorithm.exchanged) * x.numel() + sent.sizes[0]
+        parameters = (tuple(segments), tuple(variables.names), tuple(variables.shapes))
+        kinds = {row: algorithm.kinds.get(row, "point") for row in algorithm.exchanged}
+        layout = Layout(algorithm.exchanged, x.numel(), numel, x.dtype, x.device, *parameters, kinds)
+        self.aggregation, self.stages = sending.opened(link, layout, oracles)
+        self.store = store = RowStore(
+            algorithm, x.numel(), sent, len(oracles), x.dtype, x.device, poison=poison, aggregation=self.aggregation
+        )
+        own, of_problem = store.server_rows(), (plan.num_clients, segments, x.numel(), variables.ascent)
+        self.server = Server({**store.averaged_rows(), **own}, *of_problem)
+        self.server_seen_by_clients = Server(own, *of_problem)
+        self.clients = []
+        for position, (index, make_oracle) in enumerate(oracles.items()):
+            client = Client(index, store.client_rows(position), algorithm.client_rows, store.tail.work)
+            client.oracle = make_oracle(client)
+            self.clients.append(client)
+        self.named = _named(self.aggregation, self.stages, self.clients)
+        for name, part in self.named.items():
+            for client in self.clients if part.kept_rows else ():
+                part.kept_of[client.index] = {kept: store.tail.new_rows() for kept in part.kept_rows}
+                client.kept |= {f"{name}.{kept}": rows for kept, rows in part.kept_of[client.index].items()}
+        self.server.x.copy_(x)
+        self.private = PrivateParts(store, variables, self.clients)
+        self.round_start: RoundStart | None = None
+        needs_start = self.aggregation.needs_start or any(stage.needs_start for stage in self.stages.values())
+        if needs_start or self.aggregation.codec:
+            differences = {name for name, kind in algorithm.kinds.items() if kind == "difference"}
+            self.round_start = RoundStart(store, self.private, differences)
+        self.left_out = LeftOut(sending.faulty == "leave_out")
+        self.lost: frozenset[int] = frozenset()
+        self.present = set(range(plan.num_clients))
+        self.round_index = 0
+        self.num_gradients, self.num_reported = 0, 0
+        self.seconds, self._began = {"local": 0.0, "communication": 0.0}, 0.0
+        self.selected: Iterate | None = None
+
+    def facts(self) -> dict[str, float]:
+        """What the parts say about themselves: name, like "aggregation_epsilon" -> number."""
+        found = {
+            f"{name.removeprefix('stages/')}_{key}": float(value)
+            for name, part in self.named.items()
+            for key, value in part.facts().items()
+        }
+        return found | ({"times_left_out": float(self.left_out.number)} if self.left_out.is_on else {})
+
+    def enter_round(self, plan: Callable[[frozenset[int]], Round]) -> None:
+        """Begin a `Round`, `plan(clients that are lost)`: for the server and for every client."""
+        self.lost = self.link.lost_clients()
+        self.show_round(plan(self.lost))
+        for client in self.clients:
+            client.step_index, client.was_absent = -1, client.index not in self.present
+
+    def show_round(self, current: Round) -> None:
+        """Let the server and all clients be in a `Round`."""
+        self.current = current
+        for holder in (self.server, self.server_seen_by_clients, *self.clients):
+            holder.round = current
+
+    def use_averages(self, then: Callable[[Any], None] | None, participants: Iterable[int]) -> None:
+        """Do what follows an average, `then(server)` or nothing, also for the private parts of participants."""
+        if then is not None:
+            then(self.server)
+        self.private.compute(then, [client for client in self.clients if client.index in participants])
 
 
-def _named(aggregation, stages, clients):
+def _named(aggregation: Aggregation, stages: dict[str, Stage], clients: list[Client]) -> dict[str, Part]:
     """Name -> every `Part` of this rank."""
-    found = {"aggregation": aggregation, "codec": aggregation.codec}
+    found: dict[str, Part | None] = {"aggregation": aggregation, "codec": aggregation.codec}
     found |= {f"stages/{name}": stage for name, stage in stages.items()}
     found["oracle"] = clients[0].oracle.kind if clients else None
     return {name: part for name, part in found.items() if part is not None}
 
 
-def _check_alone(algorithm, aggregation):
+def _check_alone(algorithm: Algorithm, aggregation: Aggregation) -> None:
     """Raise UserError if one client's rows would become the server's, and the aggregation hides or compares rows."""
     least, is_alone = aggregation.least_clients, any(exchange.alone for exchange in algorithm.exchanges())
     if is_alone and (least > 1 or not aggregation.exposes_rows):
@@ -90,7 +155,7 @@ def _check_alone(algorithm, aggregation):
         )
 
 
-def _sent_buffers(variables, in_order):
+def _sent_buffers(variables: Variables, in_order: bool) -> SentBuffers:
     """The `SentBuffers` of some `Variables`."""
     x, buffers = variables.x, variables.buffers
     buffers = x.new_empty(0) if buffers is None else buffers

@@ -1,45 +1,53 @@
 """From a client's turn to the aggregation: what it sends is looked at, and passes the stages."""
 
-from fedmpi.aggregation.stages.base import NotFinite, apply_stage
+from fedmpi.aggregation.layout import Moment
+from fedmpi.aggregation.stages.base import NotFinite, Stage, apply_stage
 from fedmpi.federation.buffers import BUFFERS
+from fedmpi.federation.client import Client
+from fedmpi.federation.losses import Losses
+from fedmpi.federation.parts import Parts
 
 
 class Passage:
     """Looks at what clients send, and lets it pass the stages.
 
     Args:
-        store: a `RowStore`. stages: name -> `Stage`. kinds: name -> kind of the rows that are no points.
-        leaves_out: whether a client with values that are not finite is left out, see `Sending.faulty`.
+        federation: what gives the stages and the rows.
     """
 
-    def __init__(self, store, stages, kinds, leaves_out):
-        self._store, self._stages, self._kinds, self._leaves_out = store, list(stages.values()), kinds, leaves_out
+    def __init__(self, federation: Parts) -> None:
+        self._store, self._stages = federation.store, list(federation.stages.values())
+        self._kinds, self._left_out = federation.algorithm.kinds, federation.left_out
+        self._round_start = federation.round_start
 
-    def go(self, client, moment, weight, losses):
+    def go(self, client: Client, moment: Moment, weight: float, losses: Losses) -> bool:
         """Whether the client, whose turn has ended, counts; it then has passed the stages. `losses`: the `Losses`."""
-        store, buffers = self._store, self._store.checked_buffers()
-        if not (self._stages and self._stage_looks(moment.rows)):
-            losses.check_rows(client, store.turn(), moment.rows, buffers)
-        if self._leaves_out and losses.leave_out_if_faulty(client):
+        store = self._store
+        buffers = store.tail.checked(store.work)
+        if not (self._stages and self._stage_looks(self._stages[0], moment.rows)):
+            losses.check_rows(client, store.region_of(store.work), moment.rows, buffers)
+        if self._left_out.is_on and losses.leave_out_if_faulty(client):
             return False
         if self._stages:
             try:
                 self._pass_stages(client, moment, weight, losses)
             except NotFinite:
-                losses.check_rows(client, store.turn(), moment.rows, buffers)
-            store.end_stages()
+                losses.check_rows(client, store.region_of(store.work), moment.rows, buffers)
+            store.tail.end_stages(store.work)
         return True
 
-    def _stage_looks(self, rows):
+    def _stage_looks(self, first: Stage, rows: tuple[str, ...]) -> bool:
         """Whether the first stage finds values that are not finite, of all that is sent."""
-        looks = vars(type(self._stages[0])).get("looks", False) and not self._leaves_out
+        looks = vars(type(first)).get("looks", False) and not self._left_out.is_on
         sees_all = all(self._kinds.get(row) != "number" for row in rows)
         return looks and bool(rows) and sees_all and self._store.block.device.type == "cpu"
 
-    def _pass_stages(self, client, moment, weight, losses):
-        rows = self._store.begin_stages()
-        sent = {name: row for name, row in rows.items() if name in (*moment.rows, BUFFERS)}
+    def _pass_stages(self, client: Client, moment: Moment, weight: float, losses: Losses) -> None:
+        store = self._store
+        rows = store.layout.named(store.work) | store.tail.begin_stages(store.work)
+        rows = {name: row for name, row in rows.items() if name in (*moment.rows, BUFFERS)}
+        start = self._round_start.seen_by_stages if self._round_start is not None else dict
         for number, stage in enumerate(self._stages, 1):
-            apply_stage(stage, client.index, weight, moment, self._kinds, sent, self._store.start_rows)
+            apply_stage(stage, client.index, weight, moment, self._kinds, rows, start)
             if not vars(type(stage)).get("keeps_finite"):  # of the class itself: one that derives from it may not
-                losses.check_stage(client, self._store.turn(), sent, number)
+                losses.check_stage(client, store.region_of(store.work), rows, number)

@@ -2,14 +2,21 @@
 
 import dataclasses
 import fnmatch
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.federation.buffers import BUFFERS
-from fedmpi.federation.client import Server
+from fedmpi.federation.client import Client, Server
+from fedmpi.federation.rows import RowStore
+from fedmpi.federation.variables import Variables
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import nearest
+from fedmpi.oracles.flat_module import FlatModule
+
+Rows = dict[str, torch.Tensor]
 
 PRIVATE = "private"  # the entry of `Client.kept` with a client's private values: name of a row, or BUFFERS -> tensor
 BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers
@@ -34,7 +41,7 @@ class PrivateParts:
         is_everything: whether no parameter is shared.
     """
 
-    def __init__(self, store, variables, clients):
+    def __init__(self, store: RowStore, variables: Variables, clients: list[Client]) -> None:
         self._store, device = store, variables.x.device
         self._at, self._buffers_at = (
             _positions(parts, device) for parts in (variables.private, variables.private_buffers)
@@ -50,17 +57,17 @@ class PrivateParts:
             values["x"].copy_(self._start)
             client.kept[PRIVATE] = {**values, BUFFERS: self._buffers_start.clone()}
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return self._is_used
 
-    def give(self, client, x, buffers):
+    def give(self, client: Client, x: torch.Tensor, buffers: torch.Tensor) -> None:
         """Let a client's private values be those of this model from now on."""
         if self:
             client.kept[PRIVATE]["x"].copy_(x[self._at])
             client.kept[PRIVATE][BUFFERS].copy_(buffers[self._buffers_at])
             self.give_back(client)
 
-    def give_back(self, client):
+    def give_back(self, client: Client) -> None:
         """Put a client's private values where it works with them; its turn begins."""
         if self:
             values = client.kept[PRIVATE]
@@ -68,7 +75,7 @@ class PrivateParts:
                 row[self._at] = values[name]
             client.buffers[self._buffers_at] = values[BUFFERS]
 
-    def keep(self, client):
+    def keep(self, client: Client) -> None:
         """Keep a client's private values as they are now, without taking them away."""
         if self:
             values = client.kept[PRIVATE]
@@ -76,7 +83,7 @@ class PrivateParts:
             for name, row in self._rows(client).items():
                 values[name].copy_(row[self._at])
 
-    def take(self, client):
+    def take(self, client: Client) -> None:
         """Take a client's private values away from what is sent; its turn ends.
 
         During the start the float buffers stay as they were, like those that are averaged.
@@ -90,46 +97,49 @@ class PrivateParts:
             values[name].copy_(client.rows[name][self._at])
         self.clear(self._rows(client), client.buffers)
 
-    def compute(self, then, clients):
+    def compute(self, then: Callable[[Server], None] | None, clients: list[Client]) -> None:
         """Do for clients' private coordinates what the server does (`then(server)` or nothing); then `clean`."""
-        for client in clients if self and then is not None and len(self._at) else ():
+        for client in clients if self and len(self._at) else ():
+            if then is None or client.round is None:
+                continue
             values = {name: row for name, row in client.kept[PRIVATE].items() if name != BUFFERS}
             server = Server(values, 1, self._segments, len(self._at))
-            alone = {"participants": (client.index,), "weights": (1.0,), "participation": 1.0}
-            server.round = dataclasses.replace(client.round, **alone)
+            server.round = dataclasses.replace(
+                client.round, participants=(client.index,), weights=(1.0,), participation=1.0
+            )
             then(server)
         self.clean()
 
-    def clean(self):
+    def clean(self) -> None:
         """Give the private coordinates of the server's rows values that are the same on all ranks."""
         if self:
             self.clear({**self._store.averaged_rows(), **self._store.server_rows()}, self._store.buffers)
 
-    def clear(self, rows, buffers):
+    def clear(self, rows: Rows, buffers: torch.Tensor) -> None:
         """Give the private coordinates of some rows, name -> row, and buffers values that are the same on all ranks."""
         if self:
             for name, row in rows.items():
                 row[self._at] = self._start if name == "x" else 0.0
             buffers[self._buffers_at] = self._buffers_start
 
-    def model(self, client, x, buffers):
+    def model(self, client: Client, x: torch.Tensor, buffers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(x, buffers) of a client's own model: copies of the shared ones with its private values."""
         x, buffers, values = x.clone(), buffers.clone(), client.kept[PRIVATE]
         x[self._at], buffers[self._buffers_at] = values["x"], values[BUFFERS]
         return x, buffers
 
-    def _rows(self, client):
+    def _rows(self, client: Client) -> Rows:
         """Name -> row of what a client works with: the exchanged rows, and the server's that it reads."""
         return {**{name: client.rows[name] for name in self._store.averaged_rows()}, **self._store.server_rows()}
 
 
-def _positions(slices, device):
+def _positions(slices: Sequence[slice], device: torch.device) -> torch.Tensor:
     """[p] the positions in some slices."""
     pieces = [torch.arange(piece.start, piece.stop, device=device) for piece in slices]
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
 
 
-def _compact(slices):
+def _compact(slices: Sequence[slice]) -> list[slice]:
     """Slices of the same lengths, one directly after the other, from 0."""
     ends = [0]
     for piece in slices:
@@ -137,7 +147,7 @@ def _compact(slices):
     return [slice(*edges) for edges in zip(ends, ends[1:])]
 
 
-def matching(module, text, setting):
+def matching(module: nn.Module, text: str, setting: str) -> set[str]:
     """The names of a module's parameters and buffers that match some patterns.
 
     Args:
@@ -147,7 +157,8 @@ def matching(module, text, setting):
     Raises:
         UserError: if a pattern matches nothing.
     """
-    names, found = list(dict.fromkeys([*module.state_dict(), *(name for name, _ in module.named_buffers())])), set()
+    names = list(dict.fromkeys([*module.state_dict(), *(name for name, _ in module.named_buffers())]))
+    found: set[str] = set()
     norms = [prefix for prefix, part in module.named_modules() if isinstance(part, _BatchNorm)]
     for pattern in filter(None, map(str.strip, text.split(","))):
         patterns = [pattern, f"{pattern}.*"]
@@ -163,7 +174,7 @@ def matching(module, text, setting):
     return found
 
 
-def private_places(flat, text):
+def private_places(flat: FlatModule, text: str) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """(slices of x, slices of the float buffers) that patterns of names select in a `FlatModule`.
 
     Raises:

@@ -20,21 +20,21 @@ class Round:
 
     index: int
     iteration: int
-    participants: tuple
-    weights: tuple
+    participants: tuple[int, ...]
+    weights: tuple[float, ...]
     num_steps: float
     participation: float
     nominal_steps: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "the start" if self.index < 0 else f"round {self.index + 1}"
 
     @property
-    def first_iteration(self):
+    def first_iteration(self) -> int:
         """t before the round's first local step."""
         return self.iteration - self.nominal_steps
 
-    def shortened(self, num_steps):
+    def shortened(self, num_steps: int) -> "Round":
         """The same round with `num_steps` local steps of every client."""
         iteration = self.first_iteration + num_steps
         return dataclasses.replace(self, iteration=iteration, num_steps=float(num_steps), nominal_steps=num_steps)

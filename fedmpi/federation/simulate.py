@@ -8,7 +8,9 @@ import torch
 
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
+from fedmpi.federation.client import Client
+from fedmpi.federation.observer import Observer
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
@@ -102,7 +104,7 @@ def simulate(
         Plan(num_clients, local_steps, participants, chosen, weights=weights),
         Variables(x0, segments=None if segments is None else list(segments), ascent=ascent),
         sending,
-        observe=recorder,
+        observer=recorder,
         poison=True,
     )
     federation.start()
@@ -124,7 +126,7 @@ def _oracle_of(
     return lambda client: LossFunctionOracle(loss, directions, client, smoothing, ascent, ascent_scale)
 
 
-class _Recorder:
+class _Recorder(Observer):
     """Collects the rows of clients that work in turn into records of all clients at one moment."""
 
     def __init__(self, algorithm: Algorithm, num_clients: int) -> None:
@@ -135,11 +137,12 @@ class _Recorder:
         self._before: dict[int, Any] = {}  # client -> rows when the current round began
         self._server_before: dict[str, Any] = {}
 
-    def __call__(self, federation: Federation, round_index: int, step: Any, client: Any) -> None:
-        if client is not None:
-            rows = {name: getattr(client, name).numpy().copy() for name in self._shown}
-            self._steps.setdefault(step, {})[client.index] = rows
-            return
+    def after_step(self, federation: Federation, client: Client) -> None:
+        rows = {name: getattr(client, name).numpy().copy() for name in self._shown}
+        self._steps.setdefault(client.step_index, {})[client.index] = rows
+
+    def after_round(self, federation: Federation) -> None:
+        round_index = federation.current.index
         for number, moved in sorted(self._steps.items()):
             self._add(round_index, number, {**self._before, **moved}, self._server_before)
         self._steps = {}

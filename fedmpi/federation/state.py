@@ -2,17 +2,22 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
+from fedmpi.federation.client import Client, Server
+from fedmpi.federation.client_state import copied, restore_client, state_of_client
 from fedmpi.federation.nested import flatten, unflatten
+from fedmpi.federation.parts import Parts
 from fedmpi.federation.variables import Iterate
 from fedmpi.ground.errors import UserError
 
 BEGINNING = ("aggregation", "codec")  # the parts whose `begin` may change what they keep
 
 
-def state_of(federation, begun=None):
+def state_of(federation: Parts, begun: dict[str, Any] | None = None) -> dict[str, Any]:
     """The state of this rank: name -> tensor, number or list of numbers.
 
     Names begin with "federation/", "server/" (the same on every rank) or "clients/INDEX/". Tensors are
@@ -21,15 +26,18 @@ def state_of(federation, begun=None):
     Args:
         begun: what `state_before` gave, for an exchange that is begun again.
     """
-    own = {name: getattr(federation, name) for name in ("round_index", "num_gradients", "num_left_out")}
+    own: dict[str, Any] = {name: getattr(federation, name) for name in ("round_index", "num_gradients")}
+    own["num_left_out"] = federation.left_out.number
     own["present"] = sorted(federation.present)
-    own["sent_buffers"] = sorted(federation.store.sent.sent)
+    own["sent_buffers"] = sorted(federation.store.tail.sent.sent)
     own |= {f"seconds/{part}": seconds for part, seconds in federation.seconds.items()}
     own |= {f"traffic/{name}": number for name, number in dataclasses.asdict(federation.link.traffic).items()}
     if federation.selected is not None:
         own |= {f"selected/{name}": value for name, value in vars(federation.selected).items()}
     clients = {
-        f"{client.index}/{name}": value for client in federation.clients for name, value in client.state().items()
+        f"{client.index}/{name}": value
+        for client in federation.clients
+        for name, value in state_of_client(client).items()
     }
     now = (name for name in federation.named if begun is None or name not in BEGINNING)
     return {
@@ -41,9 +49,9 @@ def state_of(federation, begun=None):
     }
 
 
-def state_before(federation):
+def state_before(federation: Parts) -> dict[str, Any]:
     """Copies of what the parts keep that the next exchange will begin with: see `state_of`."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in BEGINNING:
         if name in federation.named:
             with contextlib.suppress(Exception):  # it makes what it keeps in its first exchange
@@ -51,12 +59,7 @@ def state_before(federation):
     return copied(found)
 
 
-def copied(state):
-    """A state with tensors of its own."""
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
-
-
-def _state_of_part(federation, name):
+def _state_of_part(federation: Parts, name: str) -> dict[str, Any]:
     part = federation.named[name]
     found = {f"federation/{key}": value for key, value in _flat(name, part.state()).items()}
     for index in (client.index for client in federation.clients):
@@ -65,7 +68,7 @@ def _state_of_part(federation, name):
     return found
 
 
-def restore_state(federation, state):
+def restore_state(federation: Parts, state: Mapping[str, Any]) -> None:
     """Let a federation go on from a state that `state_of` returned; tensors are copied.
 
     A client without a state begins like one that was absent in all rounds so far.
@@ -75,10 +78,10 @@ def restore_state(federation, state):
     """
     own = _under("federation/", state)
     federation.round_index, federation.num_gradients = int(own["round_index"]), int(own["num_gradients"])
-    federation.num_left_out = int(own["num_left_out"])
+    federation.left_out.number = int(own["num_left_out"])
     federation.present = {int(client) for client in own["present"]}
-    for part in federation.seconds:
-        federation.seconds[part] = float(own[f"seconds/{part}"])
+    for kind in federation.seconds:
+        federation.seconds[kind] = float(own[f"seconds/{kind}"])
     federation.link.traffic.restore({name: int(number) for name, number in _under("traffic/", own).items()})
     if "selected/x" in own:
         device = federation.server.x.device  # that of the state may be another one
@@ -86,7 +89,7 @@ def restore_state(federation, state):
         federation.selected = Iterate(int(own["selected/round"]), x, buffers, float(own["selected/value"]))
     for name, row in _server_rows(federation).items():
         row.copy_(state[f"server/{name}"])
-    federation.store.sent.agree_on(federation.store.buffers, map(int, own["sent_buffers"]))
+    federation.store.tail.sent.agree_on(federation.store.buffers, map(int, own["sent_buffers"]))
     for name, part in federation.named.items():
         part.restore(_nested(name, own))
     for client in federation.clients:
@@ -94,31 +97,34 @@ def restore_state(federation, state):
         for name, part in federation.named.items():
             part.restore_client(client.index, _nested(name, own_state))
         if own_state:
-            client.restore(own_state)
+            restore_client(client, own_state)
         else:
             federation.show_round(federation.plan.start())
             work_alone(federation, federation.algorithm.client_start, [client])
+    federation.num_reported = sum(client.num_gradients for client in federation.clients)
 
 
-def kept_state(federation):
+def kept_state(federation: Parts) -> dict[str, Any]:
     """A copy of the state to which `go_back` returns; {} if a lost rank ends the job anyway."""
     if not federation.link.survives:
         return {}
     return copied(state_of(federation))
 
 
-def go_back(federation, kept):
+def go_back(federation: Parts, kept: dict[str, Any]) -> None:
     """Return to a kept state, but for what has been spent since: time, messages, gradients."""
     spent = ("federation/seconds/", "federation/traffic/", "federation/num_gradients")
-    federation.restore(kept | {name: v for name, v in state_of(federation).items() if name.startswith(spent)})
+    restore_state(federation, kept | {name: v for name, v in state_of(federation).items() if name.startswith(spent)})
     for client in federation.clients:
         client.oracle.take_losses()
         client.oracle.expect(0)  # samples that were made ahead are those of later steps
 
 
-def work_alone(federation, action, clients=None):
+def work_alone(
+    federation: Parts, action: Callable[[Client, Server], None], clients: Iterable[Client] | None = None
+) -> None:
     """Do `action(client, server)` in the turn of some clients, None: all of this rank; nothing is averaged."""
-    federation.store.begin_exchange((), first_in_round=True)
+    federation.store.begin_exchange((), is_first=True)
     for client in federation.clients if clients is None else clients:
         federation.store.begin_turn(federation.clients.index(client))
         federation.private.give_back(client)
@@ -126,7 +132,7 @@ def work_alone(federation, action, clients=None):
         federation.private.take(client)
 
 
-def check_parts(federation):
+def check_parts(federation: Parts) -> None:
     """Check that what the parts keep can be in a checkpoint, as far as there is something yet.
 
     Raises:
@@ -141,7 +147,7 @@ def check_parts(federation):
             _flat(name, state)
 
 
-def _flat(name, state):
+def _flat(name: str, state: Any) -> dict[str, Any]:
     """The state of a part as name -> tensor or number; nothing if it has none."""
     try:
         return flatten(state, name) if state else {}
@@ -149,16 +155,16 @@ def _flat(name, state):
         raise UserError(f"the state of {error}") from None
 
 
-def _nested(name, flat):
+def _nested(name: str, flat: dict[str, Any]) -> Any:
     return unflatten(flat, name) if f"{name}/nested" in flat else {}
 
 
-def _server_rows(federation):
+def _server_rows(federation: Parts) -> dict[str, torch.Tensor]:
     """Name -> row of what is the same on all ranks, the float buffers among them."""
     store = federation.store
     return {**store.averaged_rows(), **store.server_rows(), "buffers": store.buffers}
 
 
-def _under(prefix, state):
+def _under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a state whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -23,6 +23,7 @@ ROLES = {
     "speed": "how fast a run is and how often it is evaluated: the same result, but for rounding",
     "place": "where a run is made and where its files are",
 }
+MANY = 1_000_000_000  # passes over data, seconds, minutes: some of torch's and the system's functions take no more
 LARGEST = 1e30  # of a number: the types that are computed with hold it
 _BOUNDS: dict[str, tuple[Callable[[Any, float], bool], str]] = {
     "above": (lambda value, bound: value > bound, ">"),
@@ -39,6 +40,8 @@ def setting(
     among: Collection[object] | None = None,
     role: str = "learning",
     per_rank: bool = False,
+    each_start: bool = False,
+    may_change: bool = False,
     **bounds: float,
 ) -> T:
     """A dataclass field with its help text, its range and its role.
@@ -49,6 +52,8 @@ def setting(
         among: the allowed values.
         role: one of `ROLES`.
         per_rank: whether ranks may have different values.
+        each_start: whether it belongs to one start of a run: every start gives it anew, also that of a resumed run.
+        may_change: whether a resumed run may have another value, although it influences what is learned.
         bounds: above, least (>=), below, most (<=): the allowed range of a number.
 
     >>> import dataclasses, fedmpi
@@ -63,8 +68,21 @@ def setting(
     """
     if role not in ROLES or not bounds.keys() <= _BOUNDS.keys():
         raise TypeError(f"setting: role {role}, bounds {list(bounds)}: expected {list(ROLES)} and {list(_BOUNDS)}")
-    metadata = {"help": help, "among": among, "role": role, "per_rank": per_rank, **bounds}
+    marks = {"role": role, "per_rank": per_rank, "each_start": each_start, "may_change": may_change}
+    metadata = {"help": help, "among": among, **marks, **bounds}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """Settings that belong together, beside the code that they are for; see `fedmpi.config.sections`.
+
+    Raises:
+        UserError: one line, if a value is not allowed.
+    """
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 def roles(cls: type) -> dict[str, str]:

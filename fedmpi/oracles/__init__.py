@@ -12,9 +12,11 @@ How gradients are computed is a choice of its own (``--oracle autograd`` or ``--
 open to every algorithm and task.
 """
 
+from fedmpi.ground.generators import seed_noise
 from fedmpi.oracles.autograd import Autograd, AutogradOracle
-from fedmpi.oracles.base import LocalObjective, ModuleOracle, Oracle, OracleKind, Sample, seed_noise
+from fedmpi.oracles.base import LocalObjective, Oracle, OracleKind, Sample
 from fedmpi.oracles.functions import FunctionOracle, LossFunctionOracle
+from fedmpi.oracles.module import ModuleOracle
 from fedmpi.oracles.two_point import TwoPoint, TwoPointOracle
 
 __all__ = [

@@ -2,73 +2,59 @@
 
 import dataclasses
 import functools
-import typing
+from typing import Any
 
 import torch
+from torch import nn
 
-from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
-from fedmpi.oracles.base import ModuleOracle, OracleKind
-from fedmpi.oracles.captured import CapturedGradients
-
-
-class Workspace(typing.NamedTuple):
-    """What the oracles of a rank share.
-
-    Attributes:
-        rows: [2, dim] where gradients are put.
-        captured: `CapturedGradients`, or None.
-        fixed: [dim] where a compiled model finds its parameters, or None if they are wherever the point is.
-    """
-
-    rows: torch.Tensor
-    captured: CapturedGradients | None = None
-    fixed: torch.Tensor | None = None
+from fedmpi.oracles import compiled
+from fedmpi.oracles.base import Client, LocalObjective, OracleKind, Sample
+from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.oracles.module import ModuleOracle
 
 
 class AutogradOracle(ModuleOracle):
     """Gradients of a task's loss on one client's data, by automatic differentiation.
 
     Args:
-        rows: [2, dim] where gradients are put.
+        rows: [2, dim] where gradients are put, or the `Workspace` of a faster way.
         autocast: whether the loss is evaluated in bfloat16 in the operations that torch considers safe; rows,
             gradients and what an algorithm does with them keep their precision.
         module: what is called for a pass; None: the model itself.
-        captured, fixed: see `Workspace`.
     """
 
-    def __init__(self, client, objective, rows, autocast=False, module=None, captured=None, fixed=None):
-        super().__init__(client, objective, rows)
-        self._captured, self._fixed = captured, fixed
-        self._autocast = autocast
-        self._module = module
+    def __init__(
+        self,
+        client: Client,
+        objective: LocalObjective,
+        rows: torch.Tensor | compiled.Workspace,
+        autocast: bool = False,
+        module: nn.Module | None = None,
+    ) -> None:
+        workspace = rows if isinstance(rows, compiled.Workspace) else compiled.Workspace(rows)
+        super().__init__(client, objective, workspace.rows)
+        self._captured, self._fixed = workspace.captured, workspace.fixed
+        self._autocast, self._module = autocast, module
 
-    def _evaluate(self, z, xi, out):
+    def _evaluate(self, z: torch.Tensor, xi: Sample, out: torch.Tensor) -> torch.Tensor:
         if self._captured is not None:
-            seed = functools.partial(self._seed_noise, xi)
+            seed = functools.partial(self._noise.before_pass, xi.noise)
             loss = self._captured.gradient(self._loss, seed, z, self._buffers, xi.batch, out)
             if loss is not None:
                 return loss
         if self._fixed is not None:
             z = self._fixed.copy_(z)
         self._flat.point_at(z, self._buffers)
-        self._seed_noise(xi)
-        return self._flat.gradient(lambda module: self._loss(module, xi.batch), out)
+        self._noise.before_pass(xi.noise)
+        return self._flat.gradient(functools.partial(self._loss, batch=xi.batch), out)
 
-    def _loss(self, module, batch):
+    def _loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
         module = module if self._module is None else self._module
         if not self._autocast:
             return self._task.loss(module, batch)
         with torch.autocast(self._buffers.device.type, torch.bfloat16):
             return self._task.loss(module, batch)
-
-
-_modes = set()  # of `compile` that this process has used on a GPU
-
-
-@functools.lru_cache(maxsize=1)  # the clients of a rank have one model
-def _compiled(module, mode):
-    return torch.compile(module, mode=mode)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,29 +77,15 @@ class Autograd(OracleKind):
     )
 
     @property
-    def uses_torch_compile(self):
-        return self.compile not in ("off", "cuda_graph")
+    def uses_torch_compile(self) -> bool:
+        return compiled.uses_torch_compile(self.compile)
 
-    def workspace(self, flat):
-        rows, is_captured = flat.x.new_zeros(2, flat.dim), self.compile == "cuda_graph"
-        if flat.x.device.type == "cuda" and self.compile != "off":
-            others = _modes - {self.compile} if is_captured else _modes & {"cuda_graph"}
-            if others:  # CUDA's errors come late, at some other call
-                raise UserError(
-                    f"compile = {self.compile} and {others.pop()} do not work in one process: start another"
-                )
-            _modes.add(self.compile)
-        elif is_captured:
-            raise UserError(f"compile = cuda_graph: this rank computes on {flat.x.device}: leave it out, or use a GPU")
-        # Compiled code expects each parameter at an address that is aligned as at its first call.
-        fixed = torch.empty_like(flat.x) if self.uses_torch_compile else None
-        return Workspace(rows, CapturedGradients(flat) if is_captured else None, fixed)
+    def workspace(self, flat: FlatModule) -> compiled.Workspace:
+        return compiled.make_workspace(flat, self.compile)
 
-    def make(self, client, objective, workspace):
-        called = self.called(objective.flat.module)
-        rows, *others = workspace
-        return AutogradOracle(client, objective, rows, self.autocast != "off", called, *others)
+    def make(self, client: Client, objective: LocalObjective, workspace: compiled.Workspace) -> AutogradOracle:
+        return AutogradOracle(client, objective, workspace, self.autocast != "off", self.called(objective.flat.module))
 
-    def called(self, module):
+    def called(self, module: nn.Module) -> nn.Module:
         """What is called for a pass of a module: itself, or compiled."""
-        return _compiled(module, self.compile) if self.uses_torch_compile else module
+        return compiled.called(module, self.compile)

@@ -5,9 +5,14 @@ fixed memory, from and to which points, buffers and minibatches are copied. Draw
 arithmetic run as usual. The kernels are those of a plain evaluation.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import nn
 
 from fedmpi.ground.errors import UserError
+from fedmpi.oracles.flat_module import FlatModule
 
 WARM_UP = 3  # evaluations before a capture, in which libraries choose their kernels
 MODE = "thread_local"  # what other threads ask of the GPU meanwhile (NCCL's, a checkpoint's) ends no capture
@@ -17,14 +22,23 @@ MOST = 16  # graphs; minibatches of further shapes are evaluated as usual
 class CapturedGradients:
     """The graphs of one `FlatModule`, which the clients of a rank share. Each is made when it is first needed."""
 
-    def __init__(self, flat):
+    def __init__(self, flat: FlatModule) -> None:
         self._flat = flat
         self._z, self._buffers = torch.empty_like(flat.x), torch.empty_like(flat.buffers)
         self._counters = [counter.clone() for counter in flat.counters]
         self._pool = torch.cuda.graph_pool_handle()  # of memory: no two graphs run at once
-        self._graphs = {}  # (address of the gradient, shape of the minibatch) -> (its minibatch, its loss, its graph)
+        # (address of the gradient, shape of the minibatch) -> (its minibatch, its loss, its graph)
+        self._graphs: dict[Any, tuple[Any, torch.Tensor, Any]] = {}
 
-    def gradient(self, loss_of, seed, z, buffers, batch, out):
+    def gradient(
+        self,
+        loss_of: Callable[[nn.Module, Any], torch.Tensor],
+        seed: Callable[[], None],
+        z: torch.Tensor,
+        buffers: torch.Tensor,
+        batch: Any,
+        out: torch.Tensor,
+    ) -> torch.Tensor | None:
         """What `FlatModule.gradient` returns and puts into `out` [dim], at z [dim]; None if no graph serves this batch.
 
         The float buffers [num_buffers] and the module's integer buffers change as in a plain evaluation.
@@ -54,7 +68,9 @@ class CapturedGradients:
         _copy(kept[1:], state[1:])
         return loss.clone()
 
-    def _capture(self, loss_of, batch, out):
+    def _capture(
+        self, loss_of: Callable[[nn.Module, Any], torch.Tensor], batch: Any, out: torch.Tensor
+    ) -> tuple[Any, torch.Tensor, Any]:
         """(minibatch that the graph reads, loss that it writes, the graph)."""
         flat, inputs = self._flat, _clone(batch)
         flat.point_at(self._z, self._buffers)
@@ -78,7 +94,7 @@ class CapturedGradients:
         return inputs, loss, graph
 
 
-def _shape(batch):
+def _shape(batch: Any) -> Any:
     """What minibatches of one graph have in common; None if they hold more than tensors and numbers."""
     if isinstance(batch, torch.Tensor):
         return batch.shape, batch.stride(), batch.dtype
@@ -88,13 +104,13 @@ def _shape(batch):
     return None if None in parts else parts
 
 
-def _clone(batch):
+def _clone(batch: Any) -> Any:
     if isinstance(batch, tuple):
         return tuple(map(_clone, batch))
     return batch.clone() if isinstance(batch, torch.Tensor) else batch
 
 
-def _copy(source, target):
+def _copy(source: Any, target: Any) -> None:
     if isinstance(source, tuple):
         for source_part, target_part in zip(source, target):
             _copy(source_part, target_part)

@@ -3,12 +3,19 @@
 import contextlib
 import dataclasses
 import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedmpi.ground.errors import UserError
-from fedmpi.oracles.base import Oracle, clip_and_decay
+from fedmpi.oracles.base import Client, Oracle
+from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.oracles.treatment import clip_and_decay
+
+Closure = Callable[[], Any]  # it returns the loss, or an object that has it
+RandomStates = tuple[Any, ...]  # of torch, numpy, Python, and of torch on a GPU
 
 
 @dataclasses.dataclass
@@ -19,11 +26,11 @@ class ClosureSample:
         closure: computes the loss. noise: the states of the random generators before its first evaluation.
     """
 
-    closure: object
-    noise: tuple | None = None
+    closure: Closure
+    noise: RandomStates | None = None
 
 
-class ClosureOracle(Oracle):
+class ClosureOracle(Oracle[ClosureSample]):
     """Gradients of the loss that `closure()` returns, evaluated as often as an algorithm asks for.
 
     A second evaluation on the same sample begins with the same states of torch's, numpy's and Python's random
@@ -39,19 +46,28 @@ class ClosureOracle(Oracle):
         loss: that the closure returned last, without a graph. losses: 0-d tensors, since `take_losses`.
     """
 
-    def __init__(self, client, flat, rows, clip_norm=None, weight_decay=0.0):
+    def __init__(
+        self,
+        client: Client,
+        flat: FlatModule,
+        rows: torch.Tensor,
+        clip_norm: float | None = None,
+        weight_decay: float = 0.0,
+    ) -> None:
         super().__init__(client)
         self._flat, self._rows = flat, rows.unbind()
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
         client.counters = flat.counters
-        self.closure, self.whole_closure, self.loss = None, None, None
-        self.losses = []
+        self.closure: Closure | None = None
+        self.whole_closure: Closure | None = None
+        self.loss: torch.Tensor = None
+        self.losses: list[torch.Tensor] = []
 
-    def adopt(self):
+    def adopt(self) -> None:
         self._flat.check()
         self.client.counters = self._flat.counters
 
-    def draw(self):
+    def draw(self) -> ClosureSample:
         """The current closure; it is drawn once.
 
         Raises:
@@ -63,10 +79,11 @@ class ClosureOracle(Oracle):
         self.client.num_draws += 1
         return ClosureSample(closure)
 
-    def draw_first(self):
+    def draw_first(self) -> ClosureSample:
+        assert self.closure is not None
         return ClosureSample(self.closure)
 
-    def whole(self):
+    def whole(self) -> ClosureSample:
         if self.whole_closure is None:
             raise UserError(
                 "this algorithm needs a gradient over all data of the client: assign fed.whole = CLOSURE before the "
@@ -74,12 +91,14 @@ class ClosureOracle(Oracle):
             )
         return ClosureSample(self.whole_closure)
 
-    def gradient(self, z, xi):
+    def gradient(self, z: torch.Tensor, xi: ClosureSample) -> torch.Tensor:
         g = self._gradient(z, xi, self._rows[0])
         self.losses.append(self.loss.to(z.dtype))
         return g
 
-    def gradient_pair(self, z, z_prev, xi):
+    def gradient_pair(
+        self, z: torch.Tensor, z_prev: torch.Tensor, xi: ClosureSample
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         g = self.gradient(z, xi)
         loss = self.loss
         with self._buffers_restored():
@@ -87,11 +106,11 @@ class ClosureOracle(Oracle):
         self.loss = loss
         return g, g_prev
 
-    def take_losses(self):
+    def take_losses(self) -> list[torch.Tensor]:
         losses, self.losses = self.losses, []
         return losses
 
-    def _gradient(self, z, xi, out):
+    def _gradient(self, z: torch.Tensor, xi: ClosureSample, out: torch.Tensor) -> torch.Tensor:
         self._flat.point_at(z)
         if xi.noise is None:
             xi.noise = _random_states(z.device)
@@ -107,7 +126,7 @@ class ClosureOracle(Oracle):
         return out
 
     @torch.enable_grad()
-    def _evaluate(self, closure, out):
+    def _evaluate(self, closure: Closure, out: torch.Tensor) -> torch.Tensor:
         """Put the gradient of the closure's loss into `out`, and return the loss without a graph."""
         parameters = self._flat.parameters
         for parameter in parameters:
@@ -135,7 +154,7 @@ class ClosureOracle(Oracle):
         return loss.detach().reshape(())
 
     @contextlib.contextmanager
-    def _buffers_restored(self):
+    def _buffers_restored(self) -> Iterator[None]:
         """A context that leaves the float and integer buffers as they are."""
         buffers, counters = self.client.buffers.clone(), [counter.clone() for counter in self.client.counters]
         try:
@@ -146,20 +165,20 @@ class ClosureOracle(Oracle):
                 counter.copy_(before)
 
 
-def _dense(gradient):
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient  # of nn.Embedding(sparse=True)
 
 
-def _in_words(value):
+def _in_words(value: Any) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
-def _random_states(device):
+def _random_states(device: torch.device) -> RandomStates:
     on_device = torch.get_device_module(device).get_rng_state(device) if device.type != "cpu" else None
     return torch.get_rng_state(), np.random.get_state(), random.getstate(), on_device
 
 
-def _set_random_states(device, states):
+def _set_random_states(device: torch.device, states: RandomStates) -> None:
     of_torch, of_numpy, of_python, on_device = states
     torch.set_rng_state(of_torch)
     np.random.set_state(of_numpy)

@@ -5,6 +5,8 @@ import itertools
 import math
 import typing
 import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +16,11 @@ from torch.nn.parameter import is_lazy
 from fedmpi.ground.errors import UserError
 from fedmpi.oracles.architecture import describe
 
+Tensors = list[torch.Tensor]
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
 
-def give_own_memory(module):
+def give_own_memory(module: nn.Module) -> None:
     """Let each element of a module's tensors have its own memory: those of `expand` and `unfold` share it."""
     for tensor in (*module.parameters(), *module.buffers()):
         if not is_lazy(tensor) and not tensor.is_contiguous():
@@ -57,21 +60,28 @@ class FlatModule:
     changed_by = "a pass"
     remedy = "expected the same parameters and buffers in all passes (parameters may be frozen later)"
 
-    def __init__(self, module, channels_last=False, direct_gradients=True, alignment=1):
+    def __init__(
+        self,
+        module: nn.Module,
+        channels_last: bool | None = False,
+        direct_gradients: bool = True,
+        alignment: int = 1,
+    ) -> None:
         self.module = module
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise UserError(f"model {type(module).__name__} has no trainable parameter")
         _check_kinds([p for _, p in named])  # before anything is converted
         give_own_memory(module)
-        self._views = {}  # id of a row -> what `_known` makes of it
-        self._buffer_homes = {}  # id of a vector of buffers -> the same
-        self._large_layers = []  # positions of their weights in `parameters`
-        self._redirected = []  # (large layer, its forward while a gradient is computed)
+        self._views: dict[int, _Known] = {}  # id of a row -> what `_known` makes of it
+        self._buffer_homes: dict[int, _Known] = {}  # id of a vector of buffers -> the same
+        self._large_layers: list[int] = []  # positions of their weights in `parameters`
+        # (large layer, its forward while a gradient is computed)
+        self._redirected: list[tuple[nn.Linear, Callable[..., torch.Tensor]]] = []
         self.architecture = describe(module)
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.unused = []
+        self.unused: list[str] = []
         self._entries, self._structure = _trained_entries(module), _structure(module)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self.frozen_parts = [part for part in module.modules() if _is_frozen(part)]
@@ -94,11 +104,11 @@ class FlatModule:
         for buffer in self._buffers:
             self._buffer_view(buffer, self.buffers).copy_(buffer.owner._buffers[buffer.key])
         self.point_at(self.x, self.buffers)
-        self._wanted = {}  # while a gradient is computed: position -> where it is wanted
+        self._wanted: dict[int, torch.Tensor] = {}  # while a gradient is computed: position -> where it is wanted
         if direct_gradients:
             self._find_large_layers()
 
-    def views(self, vector):
+    def views(self, vector: torch.Tensor) -> Tensors:
         """The parameter-shaped views of a [dim] vector, in the order of `names`."""
         views = []
         for piece, shape, permuted in zip(vector.split(self._sizes), self.shapes, self.permuted):
@@ -111,37 +121,37 @@ class FlatModule:
         return views
 
     @torch.no_grad()
-    def load(self, values):
+    def load(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take other initial parameters and buffers: name -> tensor as in `named_values`; missing buffers stay."""
         for name, value in self.named_values(self.x, self.buffers).items():
             if name in values:
                 value.copy_(values[name])
 
     @property
-    def buffer_parts(self):
+    def buffer_parts(self) -> list["BufferPart"]:
         """[`BufferPart`] of every float buffer; one that modules share has its first name."""
-        found = {}
+        found: dict[tuple[int, int], BufferPart] = {}
         for buffer in self._buffers:
             found.setdefault((buffer.part.offset, buffer.part.numel), buffer.part)
         return list(found.values())
 
     @property
-    def buffer_slices(self):
+    def buffer_slices(self) -> dict[str, slice]:
         """Name -> slice of `buffers` of every float buffer."""
         return {buffer.part.name: buffer.part.place(self.x.element_size()) for buffer in self._buffers}
 
-    def train(self):
+    def train(self) -> None:
         """Put the module in training mode, but for frozen modules with statistics of their own: these stay the same."""
         self.module.train()
         for part in self.frozen_parts:
             part.training = False
 
-    def _known_views(self, vector):
+    def _known_views(self, vector: torch.Tensor) -> Tensors:
         """What `views` returns, made once for each vector."""
         return _known(self._views, vector, self.views).views
 
     @torch.no_grad()
-    def flatten(self, tensors, out=None):
+    def flatten(self, tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
         """Parameter-shaped tensors, in the order of `names`, as one [dim] vector, `out` or new.
 
         Gradients of large layers that lie in `out` already stay there.
@@ -151,7 +161,7 @@ class FlatModule:
         self._fill(self._known_views(out), tensors)
         return out
 
-    def _fill(self, views, tensors):
+    def _fill(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         views, tensors = list(views), list(tensors)
         for position in sorted(self._large_layers, reverse=True):
             if views[position].data_ptr() == tensors[position].data_ptr():
@@ -159,7 +169,7 @@ class FlatModule:
         if views:
             torch._foreach_copy_(views, tensors)
 
-    def gradient(self, loss_of, out):
+    def gradient(self, loss_of: Callable[[nn.Module], torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         """The loss `loss_of(module)` at the current parameters, without a graph; its gradient goes into `out`."""
         views = self._known_views(out)
         self._wanted = {position: views[position] for position in self._large_layers}
@@ -180,7 +190,7 @@ class FlatModule:
         self.adopt()
         return loss.detach()
 
-    def _dense(self, views, gradients):
+    def _dense(self, views: Tensors, gradients: Sequence[torch.Tensor | None]) -> tuple[Tensors, Tensors]:
         """(views, gradients) of all parameters: sparse gradients as dense ones, 0 where there is none."""
         found, self.unused = iter(gradients), []
         dense = []
@@ -192,24 +202,24 @@ class FlatModule:
             dense.append(gradient.to_dense() if gradient.is_sparse else gradient)
         return views, dense
 
-    def _find_large_layers(self):
+    def _find_large_layers(self) -> None:
         """Find the linear layers whose weights' gradients `gradient` computes in the memory where they are wanted."""
         positions = {id(parameter): position for position, parameter in enumerate(self.parameters)}
         for layer in self.module.modules():
             weight = getattr(layer, "weight", None)
             is_plain = type(layer) is nn.Linear and "forward" not in vars(layer)
-            if is_plain and id(weight) in positions and weight.numel() >= LARGE_LAYER:
+            if is_plain and weight is not None and id(weight) in positions and weight.numel() >= LARGE_LAYER:
                 self._large_layers.append(positions[id(weight)])
                 self._redirected.append((layer, functools.partial(self._linear, layer, positions[id(weight)])))
 
-    def _linear(self, layer, position, inputs):
+    def _linear(self, layer: nn.Linear, position: int, inputs: torch.Tensor) -> torch.Tensor:
         # A weight that is used twice goes the usual way the second time: its gradient is a sum.
         wanted = self._wanted.pop(position, None) if torch.is_grad_enabled() else None
         if wanted is None or torch.is_autocast_enabled(inputs.device.type):
             return functional.linear(inputs, layer.weight, layer.bias)
         return _LinearInto.apply(inputs, layer.weight, layer.bias, wanted)
 
-    def point_at(self, vector, buffers=None):
+    def point_at(self, vector: torch.Tensor, buffers: torch.Tensor | None = None) -> None:
         """Make the parameters views of `vector` [dim] and, if given, the float buffers of `buffers` [num_buffers].
 
         Each gets a storage of its own in that memory, see `alone`: files of the model contain no more than the model.
@@ -225,11 +235,11 @@ class FlatModule:
             for buffer, home in zip(self._buffers, self._buffers_at.homes()):
                 buffer.owner._buffers[buffer.key] = home.data  # an alias: the module may set its .data
 
-    def _buffer_views(self, buffers):
+    def _buffer_views(self, buffers: torch.Tensor) -> Tensors:
         return [self._buffer_view(buffer, buffers) for buffer in self._buffers]
 
     @torch.no_grad()
-    def release(self, vector, buffers):
+    def release(self, vector: torch.Tensor, buffers: torch.Tensor) -> None:
         """Give the module these values in memory of its own, and as buffers the very tensors that it had before."""
         self.point_at(vector, buffers)
         for parameter in self.parameters:
@@ -238,12 +248,12 @@ class FlatModule:
             tensor.copy_(buffer.owner._buffers[buffer.key])
             buffer.owner._buffers[buffer.key] = tensor
 
-    def _buffer_view(self, buffer, buffers):
+    def _buffer_view(self, buffer: "_Buffer", buffers: torch.Tensor) -> torch.Tensor:
         if buffer.part.dtype == self.x.dtype:  # the vector may be of another dtype, after a conversion
             return buffers[buffer.part.place(self.x.element_size())].view(buffer.shape)
         return buffer.part.of(buffers).view(buffer.shape)
 
-    def adopt(self):
+    def adopt(self) -> None:
         """Copy into the vectors what a pass or a loop has assigned to other memory.
 
         A module may assign a new tensor to a buffer, ``self.ema = 0.9 * self.ema + ...``, or to the ``.data`` of a
@@ -257,7 +267,7 @@ class FlatModule:
             self._adopt_strays()
 
     @torch.no_grad()
-    def _adopt_strays(self):
+    def _adopt_strays(self) -> None:
         strays, parts = [], [buffer.part.name for buffer in self._buffers]
         self._check_not_moved(self.names, self._at)
         self._check_not_moved(parts, self._buffers_at)
@@ -275,7 +285,7 @@ class FlatModule:
         for view, value in strays:
             view.copy_(value)
 
-    def _check_not_moved(self, names, known):
+    def _check_not_moved(self, names: Sequence[str], known: "_Known") -> None:
         """Raise UserError if torch has moved memory that the module has been given, in place."""
         for name, home, pointer in zip(names, known.homes(), known.pointers):
             if home.data_ptr() != pointer:
@@ -285,19 +295,21 @@ class FlatModule:
                     "model.state_dict().items()}"
                 )
 
-    def _stray(self, name, value, view, dtype=None):
+    def _stray(
+        self, name: str, value: torch.Tensor | None, view: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """A copy of a value that the module has put somewhere else: maybe where another one belongs, as in a swap.
 
         `dtype`: that it must have; None: it is converted.
         """
         shape = None if value is None else list(value.shape)
-        if shape != list(view.shape):
+        if value is None or shape != list(view.shape):
             raise self._changed(f"gives '{name}' the shape {shape}: expected {list(view.shape)}")
         if dtype not in (None, value.dtype):
             raise self._changed(f"gives '{name}' the type {value.dtype}: expected {dtype}")
         return value.clone()
 
-    def check(self):
+    def check(self) -> None:
         """Check that the module has the same parameters and persistent buffers as at the beginning, none unfrozen.
 
         Usually this compares a few numbers for each of its parts.
@@ -323,20 +335,20 @@ class FlatModule:
                 raise self._changed(f"{verb} '{name}' after the vector of its parameters is made")
         self._structure = _structure(self.module)
 
-    def _changed(self, change):
+    def _changed(self, change: str) -> UserError:
         return UserError(f"model {type(self.module).__name__}: {self.changed_by} {change}: {self.remedy}")
 
     @property
-    def counters(self):
+    def counters(self) -> Tensors:
         """The tensors that the module holds as its integer buffers; clients have their own."""
         return [owner._buffers[key] for owner, key in self._integer_buffers]
 
-    def point_counters_at(self, counters):
+    def point_counters_at(self, counters: Sequence[torch.Tensor]) -> None:
         """Make `counters` the integer buffers of the module, which it then changes in place."""
         for (owner, key), counter in zip(self._integer_buffers, counters):
             owner._buffers[key] = counter
 
-    def named_views(self, vector, buffers):
+    def named_views(self, vector: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
         """Name -> view of the parameters in `vector` [dim] and of the float buffers in `buffers`.
 
         The module itself stays as it is: this is for `torch.func.functional_call`.
@@ -345,13 +357,14 @@ class FlatModule:
         values.update({buffer.part.name: self._buffer_view(buffer, buffers) for buffer in self._buffers})
         return values
 
-    def named_values(self, vector, buffers):
+    def named_values(self, vector: torch.Tensor, buffers: torch.Tensor) -> dict[str, torch.Tensor]:
         """Name -> tensor (views) of all parameters at `vector` and all buffers at `buffers`.
 
         The keys and shapes are those of the module's own `state_dict()`.
         """
         self.point_at(vector, buffers)
-        return self.module.state_dict()
+        values: dict[str, torch.Tensor] = self.module.state_dict()
+        return values
 
 
 class BufferPart(typing.NamedTuple):
@@ -362,13 +375,13 @@ class BufferPart(typing.NamedTuple):
     numel: int
     dtype: torch.dtype
 
-    def of(self, vector):
+    def of(self, vector: torch.Tensor) -> torch.Tensor:
         """[numel] its values in such a vector, a view."""
         size = vector.element_size()
         begin = self.offset * size // self.dtype.itemsize
         return vector.view(self.dtype)[begin : begin + self.numel]
 
-    def place(self, size):
+    def place(self, size: int) -> slice:
         """Its slice of a vector whose elements have `size` bytes."""
         return slice(self.offset, self.offset - (-self.numel * self.dtype.itemsize // size))
 
@@ -378,12 +391,12 @@ class _Buffer(typing.NamedTuple):
 
     owner: nn.Module
     key: str
-    shape: tuple
+    shape: tuple[int, ...]
     is_cache: bool
     part: BufferPart
 
 
-def _is_at(buffer, pointer):
+def _is_at(buffer: _Buffer, pointer: int) -> bool:
     """Whether the module has a buffer in the memory that begins there."""
     try:
         current = buffer.owner._buffers[buffer.key]
@@ -392,7 +405,7 @@ def _is_at(buffer, pointer):
     return current is not None and current.data_ptr() == pointer
 
 
-def _lay_out_buffers(module, dtype):
+def _lay_out_buffers(module: nn.Module, dtype: torch.dtype) -> tuple[list[_Buffer], int]:
     """([`_Buffer`] of every float buffer, length of a vector of `dtype` for them); modules may share a buffer.
 
     Those of another dtype come last.
@@ -423,12 +436,12 @@ class _Known:
         reference: weak, to the vector. views: tensors. pointers: where each of them begins.
     """
 
-    def __init__(self, reference, views):
+    def __init__(self, reference: "weakref.ref[torch.Tensor]", views: Tensors) -> None:
         self.reference, self.views = reference, views
         self.pointers = [view.data_ptr() for view in views]
-        self._homes = None
+        self._homes: Tensors | None = None
 
-    def homes(self):
+    def homes(self) -> Tensors:
         """The views, each with a storage of its own; a buffer that modules share remains one tensor."""
         if self._homes is None:
             keys = [(pointer, view.dtype, view.shape) for pointer, view in zip(self.pointers, self.views)]
@@ -437,18 +450,18 @@ class _Known:
         return self._homes
 
 
-def _known(vectors, vector, views_of):
+def _known(vectors: dict[int, _Known], vector: torch.Tensor, views_of: Callable[[torch.Tensor], Tensors]) -> _Known:
     """The `_Known` of a vector, made once; `vectors` has those that are in use by their ids."""
     key = id(vector)
     known = vectors.get(key)
     if known is None or known.reference() is not vector:
         # Views of an alias: they must not keep the vector alive whose end removes them.
-        reference = weakref.ref(vector, lambda _, vectors=vectors: vectors.pop(key, None))
+        reference = weakref.ref(vector, lambda _: vectors.pop(key, None))
         known = vectors[key] = _Known(reference, views_of(vector.data))
     return known
 
 
-def alone(view):
+def alone(view: torch.Tensor) -> torch.Tensor:
     """The same memory as a storage of its own.
 
     Of a storage that is larger than its tensor, torch.save, pickle and deepcopy take all, and safetensors refuses it;
@@ -464,7 +477,7 @@ def alone(view):
         return view
 
 
-def _check_kinds(parameters):
+def _check_kinds(parameters: Sequence[torch.Tensor]) -> None:
     """Raise UserError unless all parameters can lie in one vector."""
     kinds = {(parameter.dtype, parameter.device) for parameter in parameters if not is_lazy(parameter)}
     if len(kinds) > 1 or any(dtype not in (torch.float32, torch.float64) for dtype, _ in kinds):
@@ -475,7 +488,7 @@ def _check_kinds(parameters):
         )
 
 
-def odd_kind(tensor):
+def odd_kind(tensor: torch.Tensor) -> str | None:
     """Why a parameter or buffer cannot be part of a vector, as text; None if it can, or has no shape yet."""
     if is_lazy(tensor):
         return None
@@ -492,7 +505,7 @@ def odd_kind(tensor):
     return "on the device meta, without values" if tensor.is_meta else None
 
 
-def check_whole(module):
+def check_whole(module: nn.Module) -> None:
     """Check that a module's parameters lie in this process as a whole: FSDP keeps pieces of them.
 
     Raises:
@@ -508,16 +521,16 @@ def check_whole(module):
             )
 
 
-def _is_frozen(part):
+def _is_frozen(part: nn.Module) -> bool:
     """Whether a module has float buffers and parameters of its own, and all of these are frozen."""
     parameters = list(part.parameters(recurse=False))
     floats = any(buffer.is_floating_point() for buffer in part.buffers(recurse=False))
     return floats and bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
-def _contents(part):
+def _contents(part: nn.Module) -> list[int | str]:
     """What says that a module has other parameters, parts or buffers than before: numbers and names."""
-    found = [*map(id, part._parameters.values())]
+    found: list[int | str] = [*map(id, part._parameters.values())]
     if part._modules:
         found += map(id, part._modules.values())
     if part._buffers:
@@ -525,17 +538,17 @@ def _contents(part):
     return found
 
 
-def _structure(module):
+def _structure(module: nn.Module) -> list[tuple[nn.Module, list[int | str]]]:
     return [(part, _contents(part)) for part in module.modules()]
 
 
-def _trained_entries(module):
+def _trained_entries(module: nn.Module) -> dict[str, bool]:
     """Name -> whether it is trained, of all entries of the state dict."""
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     return {name: name in trained for name in [*module.state_dict(), *trained]}
 
 
-def _lies_permuted(parameter, channels_last):
+def _lies_permuted(parameter: torch.Tensor, channels_last: bool | None) -> bool:
     """Whether a parameter lies in the vector in channels-last order; see `FlatModule`."""
     if parameter.dim() != 4:
         return False
@@ -548,13 +561,15 @@ class _LinearInto(torch.autograd.Function):
     """`functional.linear` whose weight gradient is computed in given memory and not copied there."""
 
     @staticmethod
-    def forward(ctx, inputs, weight, bias, wanted):
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wanted: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.wanted = wanted
         return functional.linear(inputs, weight, bias)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         rows, columns = gradient.reshape(-1, weight.shape[0]), inputs.reshape(-1, weight.shape[1])
         of_inputs = gradient @ weight if ctx.needs_input_grad[0] else None

@@ -15,6 +15,7 @@ from fedmpi.aggregation.sending import chosen
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.code import check_same_code
 from fedmpi.comm.job.opening import TIMEOUT, open_link
+from fedmpi.federation.client import Client
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import import_path
 from fedmpi.ground.settings import nearest
@@ -200,7 +201,7 @@ def _algorithm(outer: str) -> Any:
     return dataclasses.make_dataclass(outer, (), bases=(_Local, on_server), frozen=True)
 
 
-class OptimizerState(Oracle):
+class OptimizerState(Oracle[Any]):
     """The state of torch optimizers as rows of a client. It stands for an oracle, but gives losses only.
 
     Args:
@@ -208,8 +209,9 @@ class OptimizerState(Oracle):
         optimizers: list of `torch.optim.Optimizer`. names: of their state tensors.
     """
 
-    def __init__(self, client: Any, flat: Any, optimizers: list[Any], names: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, flat: Any, optimizers: list[Any], names: tuple[str, ...]) -> None:
         super().__init__(client)
+        self.client: Client = client  # with rows
         client.counters = flat.counters
         self._flat, self._optimizers, self._names = flat, optimizers, names
         self.losses: list[torch.Tensor] = []

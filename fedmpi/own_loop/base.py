@@ -19,11 +19,13 @@ from fedmpi.comm.agreement import agree, check_equal, difference
 from fedmpi.comm.job.equality import check_same_model, describe_values
 from fedmpi.comm.job.opening import TIMEOUT, check_alone, close_link, open_link
 from fedmpi.comm.job.replicas import check_result
+from fedmpi.federation import own_steps
+from fedmpi.federation.client_state import copied
 from fedmpi.federation.losses import ENDED, FAILED, PAUSED
 from fedmpi.federation.participation import Plan, draw_participants
 from fedmpi.federation.private import private_places
 from fedmpi.federation.rounds import Federation
-from fedmpi.federation.state import copied, state_before
+from fedmpi.federation.state import state_before
 from fedmpi.federation.variables import Variables
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.machine.cores import choose_threads, library_threads
@@ -289,11 +291,11 @@ class OwnLoop:
         self._flat.adopt()
         self.federation.private.keep(self._client)
         state: dict[str, Any] = copied(self.federation.state(self._begun if self._in_round else None))
-        state["loop/agreed_buffers"] = self.federation.store.sent.agreed.clone()
+        state["loop/agreed_buffers"] = self.federation.store.tail.sent.agreed.clone()
         scratch = {f"loop/rows/{name}": self._client.rows[name].clone() for name in self.federation.algorithm.scratch}
-        if start := self.federation.store.kept_start:
-            state |= {f"loop/start/{name}": row.clone() for name, row in start[0].items()}
-            state["loop/start_buffers"] = start[1].clone()
+        if start := self.federation.round_start:
+            state |= {f"loop/start/{name}": row.clone() for name, row in start.rows.items()}
+            state["loop/start_buffers"] = start.buffers.clone()
         if self._in_round:
             state |= self._state_in_round()
         return state | scratch | {f"loop/{name}": value for name, value in self._owner().items()}
@@ -313,12 +315,10 @@ class OwnLoop:
             for name in self.federation.algorithm.scratch:
                 self._client.rows[name].copy_(state[f"loop/rows/{name}"])
             if "loop/agreed_buffers" in state:
-                self.federation.store.sent.agree_on(state["loop/agreed_buffers"])
+                self.federation.store.tail.sent.agree_on(state["loop/agreed_buffers"])
             self._done, self._in_round = int(state["loop/step"]), False
-            start = self.federation.store.kept_start
-            if start:
-                rows = {name: state[f"loop/start/{name}"] for name in start[0]}
-                self.federation.restore_start(rows, state["loop/start_buffers"])
+            if start := self.federation.round_start:
+                start.restore({name: state[f"loop/start/{name}"] for name in start.rows}, state["loop/start_buffers"])
         except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"the state does not belong to this rank, model and algorithm: {error}") from None
         self.averaged = self._done == 0
@@ -331,7 +331,7 @@ class OwnLoop:
     def _state_in_round(self) -> dict[str, Any]:
         """What only a round that has begun needs, to end as it would have."""
         federation, losses = self.federation, self._client.oracle.losses
-        found = {f"loop/before/{name}": value for name, value in copied(federation.before_turn).items()}
+        found = {f"loop/before/{name}": value for name, value in copied(federation.left_out.before_turn).items()}
         found["loop/num_reported"] = federation.num_reported
         return found | ({"loop/losses": torch.stack(losses)} if losses else {})
 
@@ -341,12 +341,12 @@ class OwnLoop:
         oracle.losses = list(state.get("loop/losses", torch.empty(0)).to(federation.server.x.device).unbind())
         prefix = "loop/before/"
         before = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        if federation.leaves_out and self._works and not before:
+        if federation.left_out.is_on and self._works and not before:
             raise UserError(
                 "the state was taken within a round without faulty = leave_out: expected the same, or a state between "
                 "two rounds"
             )
-        federation.before_turn = copied(before)
+        federation.left_out.before_turn = copied(before)
 
     def _owner(self) -> dict[str, Any]:
         """What a state belongs to, and the local step after which it was taken."""
@@ -395,14 +395,14 @@ class OwnLoop:
             for tensor in (x, store.buffers, *flat.counters, *frozen):
                 _take_rank_0s(self._link, tensor)
         self._link.traffic.restore(traffic)
-        store.sent.agree_on(store.buffers)
+        store.tail.sent.agree_on(store.buffers)
         for names, rows in ((store.server_rows(), store.server_rows()), (self._client.own, self._client.rows)):
             for name in names:
                 if name.startswith("x_"):  # models of former steps and rounds
                     rows[name].copy_(x)
             private.clean()
             private.give_back(self._client)
-        self.federation.keep_start()
+        own_steps.keep_start(self.federation)
         flat.point_at(self._current(), self._client.buffers)
 
     def _check_state(self, state: object) -> None:
@@ -431,7 +431,7 @@ class OwnLoop:
         self._keep_private()
         self.federation.start()
         self.federation.private.give_back(self._client)
-        self.federation.keep_start()
+        own_steps.keep_start(self.federation)
 
     def _keep_private(self) -> None:
         """Between two rounds the private values are in the rows, so that the loop has this rank's own model."""
@@ -448,12 +448,14 @@ class OwnLoop:
             with self._link.collective():
                 self._begin_round(0)
         if ends:
-            federation.shorten(client, self._done)
+            own_steps.shorten(federation, client, self._done)
         else:
             if self._works:
-                federation.local_step(client, self._done)
+                own_steps.local_step(federation, client, self._done)
             self._done += 1
             self._made += 1
+            if self._recorded and self._done < client.num_steps:
+                self._recorded.after_step()
         self.averaged = False
         if self._done == client.num_steps:
             with self._link.collective():
@@ -472,7 +474,7 @@ class OwnLoop:
         """Everything of a round before its local step number `first_step`."""
         check_alone()
         if self._recorded:
-            self._recorded.begin_round()
+            self._recorded.begin_round(first_step)
         federation, self._works = self.federation, self.takes_part
         if self._works and not first_step:
             self._keep_private()
@@ -492,13 +494,15 @@ class OwnLoop:
 
     def _end_round(self) -> None:
         """The average after the local steps, and what follows it."""
+        if self._recorded:
+            self._recorded.end_meeting()
         federation, (_, steps), *later = self.federation, *self._later
         self._losses.append((steps, federation.end_exchange()))
         self._losses += [(exchange, federation.run_exchange(exchange, number)) for number, exchange in later]
         self.round_loss = federation.end_round(self._losses)
         self._in_round, self._done, self.averaged = False, 0, True
         federation.private.give_back(self._client)
-        self.federation.keep_start()
+        own_steps.keep_start(self.federation)
         found = federation.requests >> REQUEST_BITS
         if found & found >> DIGEST_BITS & (1 << DIGEST_BITS) - 1:
             raise UserError(
@@ -516,6 +520,8 @@ class OwnLoop:
         return bits << REQUEST_BITS | (self._recorded.request() if self._recorded else 0)
 
     def _announce(self, event: int, error: UserError | None = None) -> None:
+        if self._recorded:
+            self._recorded.end_meeting()
         self.federation.reports.announce(event, self.federation.round_index, error)
 
     def _current(self) -> torch.Tensor:

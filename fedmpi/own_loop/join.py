@@ -15,6 +15,7 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.code import check_same_code
 from fedmpi.comm.job.opening import TIMEOUT, open_link
+from fedmpi.federation import own_steps
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import command_name, find
 from fedmpi.oracles.architecture import unwrapped
@@ -191,5 +192,7 @@ class Joined(OwnLoop):
 
     @step_size.setter
     def step_size(self, value: float) -> None:
-        due = self.federation.change_algorithm(dataclasses.replace(self.federation.algorithm, step_size=value))
+        due = own_steps.change_algorithm(
+            self.federation, dataclasses.replace(self.federation.algorithm, step_size=value)
+        )
         self._later = [(number, due[number]) for number, _ in self._later]

@@ -1,43 +1,69 @@
 """The record of a user's own loop: a run folder with rounds, checkpoints and the model, as `fedmpi.train` makes one."""
 
 import math
-import numbers
 import pathlib
 import sys
 import time
-import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fedmpi.comm.agreement import agree, check_equal, share
+from fedmpi.comm.agreement import agree, share
+from fedmpi.comm.faults.meeting import wait_for_all
 from fedmpi.comm.job.ranks import end_in_order
-from fedmpi.comm.job.signals import StopSignals, stopping_signal
+from fedmpi.comm.job.signals import StopSignals
 from fedmpi.federation.losses import PAUSED
-from fedmpi.ground.errors import STOPPED, AgreedUserError, UserError
-from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, find_checkpoints
-from fedmpi.ground.text import Log, short
+from fedmpi.ground.errors import STOPPED
+from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, has_checkpoint
+from fedmpi.ground.text import Log, progress_shown, say
 from fedmpi.ground.version import __version__
 from fedmpi.oracles.architecture import as_json
+from fedmpi.own_loop.measuring import Measuring
 from fedmpi.own_loop.objects import Objects
 from fedmpi.own_loop.passes import Passes
-from fedmpi.own_loop.recording import REQUEST_BITS, TASK, Recording
+from fedmpi.own_loop.recording import TASK, Recording
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.loop import Loop
+from fedmpi.runs.loop.meeting import Later, Steps, at_once, meeting
+from fedmpi.runs.loop.part import Now, OwnPart
+from fedmpi.runs.loop.run import Run
+from fedmpi.runs.loop.saving import Saving, Stopping
+from fedmpi.runs.loop.within import LONG
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
+from fedmpi.runs.settings import FolderSettings
 from fedmpi.runs.trackers.base import make_trackers
-from fedmpi.tasks.base import Metrics
 
 log = Log(__name__)
 
+TRIES = 5  # meetings within a round, of which one may find ranks that are between two of their steps
+PATIENCE = 10.0  # seconds in which all ranks end by themselves
 ENDLESS = sys.maxsize  # rounds of a loop whose end only the user knows
 NEW_PASS = (
     "this loop reads a DataLoader by itself ({taken} batches of a pass at its first average): if it goes on from a "
     "checkpoint within a pass, it begins a new pass, and ends with another model; fed.batches(loader) goes on within it"
 )
+
+
+class AgreedRecords(OwnPart):
+    """Writes a record after every round; an error is one of all ranks, which the user's loop may catch.
+
+    Args:
+        verbose: whether what is measured is printed.
+    """
+
+    def __init__(self, verbose: bool) -> None:
+        self._verbose = verbose
+
+    def begin(self, run: Run) -> None:
+        self._run = run
+
+    def after_round(self, now: Now) -> None:
+        recorder = self._run.recorder()
+        with progress_shown(self._verbose):
+            agree(self._run.link, lambda: recorder and recorder.round(now.record, now.metrics))
 
 
 class Recorded:
@@ -62,41 +88,60 @@ class Recorded:
         self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late]).any())
         self._pending: dict[str, Any] | None = None  # the state of such a checkpoint
         self._hook: Any = None
-        self._after_pending: tuple[dict[str, float], bool, str] = ({}, False, "")
-        self._began, self._evaluating = time.perf_counter(), 0.0
-        goes_on = share(link, lambda: recording.resume and bool(find_checkpoints(folder)))
+        # Of a meeting within a round: what is left of it, this rank's state, and the number of the next one.
+        self._meeting: Later | None = None
+        self._captured: dict[str, Any] | None = None
+        self._number, self._signalled, self._tries = 0, 0.0, 0
+        self._round_began = self._saved = time.monotonic()
+        goes_on = share(link, lambda: recording.resume and has_checkpoint(folder))
         facts = {"task": TASK, "model": None}  # a model that cannot be saved is refused now, not at the end
         agree(link, lambda: check_savable(loop._flat.module, facts, has_rows=False))
         recorder = agree(link, lambda: _make_recorder(recording, goes_on) if link.rank == 0 else None)
         self._recorder, self._signals = recorder, StopSignals()
         self._given = {} if recording.whole_model else self._fingerprints(self._untrained(settings["buffers"]))
-        identity = share(link, lambda: recorder.identity)
-        run = types.SimpleNamespace(
+        self._run = Run(
+            link=link,
+            federation=loop.federation,
+            flat=loop._flat,
+            clients=[link.rank],
+            num_clients=link.size,
+            num_rounds=ENDLESS,
+            settings=settings,
+            folder=folder,
+            identity=share(link, lambda: recorder.identity),
+            recorder=lambda: recorder,
+            record=self._amounts,
+            state=self.state,
+            restore=self.restore,
+        )
+        of_folder = FolderSettings(
             checkpoint_every=recording.checkpoint_every,
             checkpoint_minutes=recording.checkpoint_minutes,
             checkpoint_keep=recording.checkpoint_keep,
-            checkpoint_clients=None,
-            result="last",
-            stop=None,
-            patience=None,
         )
-        job = types.SimpleNamespace(
-            link=link,
-            flat=loop._flat,
-            federation=self,
-            num_rounds=ENDLESS,
-            config=types.SimpleNamespace(run=run, resolved=settings),
-            context=types.SimpleNamespace(clients=[link.rank], num_clients=link.size),
-        )
-        self._checkpoints, position = Checkpoints(job, folder, identity, lambda: recorder), 0
+        self._checkpoints, position = Checkpoints(self._run, of_folder, self._state_of_parts), 0
+        self._saving, self._stopping = Saving(self._checkpoints, may_fail=True), Stopping(self._signals, self._stop)
+        parts = [
+            Measuring(loop, recording),
+            *recording.parts,
+            AgreedRecords(recording.verbose),
+            self._saving,
+            self._stopping,
+        ]
+        self._parts: Loop = Loop(self._run, parts)
         if goes_on:
-            clocks, manifest = self._checkpoints.restore()
-            position, self._evaluating = manifest["records"], clocks["evaluation_seconds"]
-            self._began -= clocks["seconds"]
-            if recorder:
-                print(f"{folder}: continuing after round {manifest['round']}", flush=True)
-        agree(link, lambda: recorder and recorder.begin(settings, position, self.round_index))
+            state, manifest = self._checkpoints.restore()
+            agree(link, lambda: self._parts.restore(state))
+            position = manifest["records"]
+        with progress_shown(recording.verbose):
+            if goes_on and recorder:
+                say(f"{folder}: continuing after round {manifest['round']}")
+            agree(link, lambda: recorder and recorder.begin(settings, position, loop.federation.round_index))
         self._signals.__enter__()
+        self._parts.begin()
+        loop.federation.reports.meet = self._meet
+        link.while_waiting = self._call_if_signalled
+        self._now = Now(self._run, math.nan)  # the last round
 
     def _untrained(self, buffers: str) -> list[str]:
         """Names of the tensors that are not saved if the loop does not change them: none, if no parameter is frozen.
@@ -116,21 +161,20 @@ class Recorded:
         state = self._loop._flat.module.state_dict() if names else {}
         return {name: fingerprint(state[name]) for name in names if name in state}
 
-    # What `Checkpoints` needs of a federation.
-    round_index = property(lambda self: self._loop.federation.round_index)
-
-    @property
-    def requests(self) -> int:
-        """Bits of all ranks in the last round."""
-        return int(self._loop.federation.requests) & (1 << REQUEST_BITS) - 1
-
-    def begin_round(self) -> None:
-        """From the first round on, signals wait for the end of a round. Not collective."""
+    def begin_round(self, first_step: int) -> None:
+        """Before the local step `first_step` of a round; from now on, signals wait for its end. Not collective."""
         self._signals.begin_rounds()
+        self._round_began = self._saved = time.monotonic()
+        self._tries = 0
+        if not first_step:
+            self._parts.before_round()
 
     def request(self) -> int:
-        """This rank's bits as a round begins: signals that have come, what its checkpoints ask for. Not collective."""
-        return int(self._signals.bits | self._checkpoints.request())
+        """This rank's bits: signals that have come, what its checkpoints ask for. Not collective."""
+        return self._parts.request()
+
+    def _state_of_parts(self) -> dict[str, Any]:
+        return self._parts.state()
 
     def state(self) -> dict[str, Any]:
         """The loop's state and that of the objects; names of what only this rank has begin with "clients/RANK/".
@@ -163,24 +207,85 @@ class Recorded:
 
     def after_round(self, loss: float) -> None:
         """Evaluate if that is due, write the record, make a checkpoint if it is due, and end if a signal has come."""
-        loop, federation, began = self._loop, self._loop.federation, time.perf_counter()
-        metrics: Mapping[str, float] = {}
-        if self._recording.evaluate is not None and self.round_index % self._recording.eval_every == 0:
-            metrics = self._measured(self._recording.evaluate)
-        self._evaluating += time.perf_counter() - began
-        accounts = {name: value for name, value in loop.accounts().items() if name != "collectives"}
-        clocks = {"seconds": time.perf_counter() - self._began, "evaluation_seconds": self._evaluating}
-        record = accounts | {"iteration": federation.server.iteration, "loss": loss} | clocks
-        agree(loop._link, lambda: self._recorder and self._recorder.round(record, metrics))
+        self._now = self._parts.after_round(loss)
         self._look_once()
-        is_due = self._checkpoints.is_due()
-        signal = stopping_signal(federation.requests & (1 << REQUEST_BITS) - 1) or ""
-        if is_due or signal:
-            self._pending, self._after_pending = self.state(), (clocks, is_due, signal)
+        if self._saving.is_due or self._stopping.signal:
+            self._pending = self.state()
             if self._is_late:
                 self._hook = register_optimizer_step_pre_hook(self._take_late)
             else:
                 self.write_pending()
+
+    def after_step(self) -> None:
+        """After a local step that is not the last of its round: meet the other ranks if that is wanted."""
+        if self._meeting is not None:
+            self._go_on()
+            return
+        if self._tries == TRIES or time.monotonic() - self._round_began < LONG:
+            return
+        if self._is_wanted() or self._loop._link.called() >= self._number:
+            self._loop._link.call(self._number)
+            self._captured = self._state()
+            if self._is_late:
+                self._hook = register_optimizer_step_pre_hook(self._take_late)
+            self._meeting = Later(self._loop._link, self._steps())
+
+    def _is_wanted(self) -> bool:
+        now = time.monotonic()
+        if self._signals.bits:
+            self._signalled = self._signalled or now
+            return now - self._signalled >= LONG  # the round may end before
+        minutes = self._recording.checkpoint_minutes
+        return minutes > 0 and now - self._saved >= 60 * minutes
+
+    def _call_if_signalled(self) -> None:
+        if self._signals.bits and self._tries < TRIES and self._is_wanted():
+            self._loop._link.call(self._number)
+
+    def _steps(self) -> Steps:
+        """The meeting of a rank that has asked for it; see `fedmpi.runs.loop.meeting`."""
+        reports = self._loop.federation.reports
+        everyone = yield reports.asking()
+        reports.answered(everyone.tolist(), self._run.federation.round_index)
+        yield from self._rest_of_meeting()
+
+    def _rest_of_meeting(self) -> Steps:
+        self._number, self._tries = self._number + 1, self._tries + 1
+        known = lambda: None if self._hook is not None else self._captured  # noqa: E731
+        if (yield from meeting(known, self._signals.bits, self._checkpoints.within, self._stop_within)):
+            self._saved = time.monotonic()
+        self._captured = None
+
+    def _meet(self) -> None:
+        """What this rank does if another one asks for a meeting while it waits for something else. Collective."""
+        at_once(self._loop._link, self._rest_of_meeting())
+
+    def _go_on(self, waits: bool = False) -> None:
+        if self._meeting is not None and self._meeting.go_on(waits):
+            self._meeting = None
+
+    def end_meeting(self) -> None:
+        """Before another message of all ranks: the meeting that has begun comes to its end. Collective."""
+        self._go_on(waits=True)
+
+    def _stop_within(self, signal: str) -> None:
+        """End this rank, as all ranks do, after a local step of its own."""
+        link, self._meeting = self._loop._link, None
+        self.close()
+        result = "start the program again to continue" if self._recording.resume else "Recording(resume=True) continues"
+        if self._recorder:
+            where = f"{self._recording.folder}: stopped within round {self._run.federation.round_index + 1} by {signal}"
+            print(f"fedmpi: {where}; {result}", file=sys.stderr, flush=True)
+        if wait_for_all(link.comm, PATIENCE) is not None:  # the user's code keeps a rank waiting for this one
+            link.abort(STOPPED)
+        end_in_order(link, "", None, STOPPED)
+
+    def _amounts(self, loss: float) -> dict[str, float]:
+        """See `Run.record`."""
+        clock, iteration = self._run.clock, self._loop.federation.server.iteration
+        accounts = {name: value for name, value in self._loop.accounts().items() if name != "collectives"}
+        clocks = {"seconds": clock.seconds, "evaluation_seconds": clock.evaluating}
+        return accounts | {"iteration": iteration, "loss": loss} | clocks
 
     def _take_late(self, optimizer: Any = None, *_: Any) -> None:
         """Take the states of what the loop may have called since the round ended; the next step has not begun."""
@@ -189,11 +294,15 @@ class Recorded:
             return  # that of another model
         self._hook.remove()
         self._hook = None
-        assert self._pending is not None
         late = self._named(self._objects.state(is_late=True))
         prefixes = {name.rpartition("/")[0] + "/" for name in late}
-        kept = {name: value for name, value in self._pending.items() if name.rpartition("/")[0] + "/" not in prefixes}
-        self._pending = kept | late
+        before = self._captured if self._pending is None else self._pending
+        assert before is not None
+        kept = {name: value for name, value in before.items() if name.rpartition("/")[0] + "/" not in prefixes} | late
+        if self._pending is None:
+            self._captured = kept
+        else:
+            self._pending = kept
 
     @property
     def is_pending(self) -> bool:
@@ -202,19 +311,14 @@ class Recorded:
 
     def write_pending(self, ends: bool = False) -> None:
         """Begin to write the checkpoint of the last round, and end if a signal has come, unless the loop `ends` now."""
-        clocks, is_due, signal = self._after_pending
         if self._hook is not None:
             if ends:
                 self._take_late()
             else:
                 self._hook.remove()
                 self._hook = None
-        if is_due:
-            self._checkpoints.begin(lambda: clocks)
-        if signal and not ends:
-            if self._is_late:
-                self._loop._announce(PAUSED)  # until here the ranks have not met since the round
-            self._stop(signal, clocks)
+        self._now.is_last = ends
+        self._parts.after_parts(self._now)
         self._pending = None
 
     def _look_once(self) -> None:
@@ -229,27 +333,16 @@ class Recorded:
 
     _has_looked = False
 
-    def _measured(self, evaluate: Callable[[], Mapping[str, float]]) -> Metrics:
-        """The means of what all ranks have measured, and each rank's values; nan is left out of the mean."""
-        values = agree(self._loop._link, lambda: _as_numbers(_called(evaluate)))
-        weights = self._loop.federation.plan.weights or [1.0] * self._loop.size
-        check_equal(self._loop._link, {"evaluate": ", ".join(values)}, "expected the same names on all ranks")
-        columns = dict(zip(values, self._loop._ask([*values.values()]).T.tolist())) if values else {}
-        means = {}
-        for name, column in columns.items():
-            pairs = [(weight, value) for weight, value in zip(weights, column) if not math.isnan(value)]
-            total = sum(weight for weight, _ in pairs)
-            means[name] = sum(weight * value for weight, value in pairs) / total if total else math.nan
-        return Metrics(means, columns)
-
-    def _stop(self, signal: str, clocks: dict[str, float]) -> None:
+    def _stop(self, signal: str) -> None:
         """Write a checkpoint and end this rank, as all ranks do."""
-        is_written = self._checkpoints.write_now(lambda: clocks)
+        if self._is_late:
+            self._loop._announce(PAUSED)  # until here the ranks have not met since the round
+        is_written = self._checkpoints.write_now()
         self.close()
         result = "start the program again to continue" if self._recording.resume else "Recording(resume=True) continues"
         result = result if is_written else "the checkpoint could not be written"
         if self._recorder:
-            where = f"{self._recording.folder}: stopped after round {self.round_index} by {signal}"
+            where = f"{self._recording.folder}: stopped after round {self._run.federation.round_index} by {signal}"
             print(f"fedmpi: {where}; {result}", file=sys.stderr, flush=True)
         end_in_order(self._loop._link, "", None, STOPPED if is_written else 2)
 
@@ -259,12 +352,7 @@ class Recorded:
         store, recorder = loop.federation.store, self._recorder
         if self._pending is not None:
             self.write_pending(ends=True)
-        clocks = {"seconds": time.perf_counter() - self._began, "evaluation_seconds": self._evaluating}
-        try:
-            self._checkpoints.write_now(lambda: clocks)
-        except AgreedUserError as error:  # the model is not lost by it
-            if loop.rank == 0:
-                log.warning(f"{error}: the last checkpoint is not written")
+        self._parts.end(self._now)
         is_private = bool(loop.federation.private)
         own = {name: value.clone() for name, value in loop._flat.module.state_dict().items() if is_private}
         values = loop._flat.named_values(loop.federation.server.x, store.buffers)  # the module has them then
@@ -285,36 +373,6 @@ class Recorded:
         self._signals.__exit__()
         if self._recorder:
             self._recorder.close()
-
-
-def _called(evaluate: Callable[[], Any]) -> Any:
-    """What a user's function returns; its error as a `UserError`, so that the other ranks end, too."""
-    try:
-        return evaluate()
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"evaluate: {type(error).__name__}: {short(error)}") from error
-
-
-def _as_numbers(values: Any) -> dict[str, float]:
-    """What a user's `evaluate` returned, as name -> number.
-
-    Raises:
-        UserError: if it is something else: the name and what it is.
-    """
-    expected = "expected a number: one name for each, like recall_0, recall_1"
-    if not isinstance(values, Mapping):
-        raise UserError(f"evaluate returned a {type(values).__name__}: expected a dict: name -> number")
-    found = {}
-    for name, value in values.items():
-        number = value.item() if getattr(value, "size", None) == 1 or getattr(value, "shape", None) == () else value
-        number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else number
-        if not isinstance(number, numbers.Real):
-            shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
-            raise UserError(f"evaluate: {short(name, 50)} is a {type(value).__name__}{shape}: {expected}")
-        found[str(name)] = float(number)
-    return found
 
 
 def _make_recorder(recording: Recording, goes_on: bool) -> Recorder:

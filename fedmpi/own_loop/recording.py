@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import check, setting
+from fedmpi.runs.loop.part import Part, check_parts
 
 TASK = "own_loop"
 REQUEST_BITS = 9  # of signals and checkpoints, see `fedmpi.comm.job.signals`; those above are digests
@@ -38,8 +39,10 @@ class Recording:
             same names on all ranks, nan without data. The weighted mean over the ranks and the values of all are
             recorded. eval_every: rounds between two calls.
         checkpoint_every, checkpoint_minutes, checkpoint_keep, track: as for `fedmpi.train`.
+        parts: list of `fedmpi.Part`s, which see every round and may add to its record.
         whole_model: of a model with frozen parameters (an adapter's), save also the tensors that have not changed. If
             not, ``fedmpi.load(folder, model)`` takes them from its argument, and checks that they are the same.
+        verbose: whether rank 0 prints what is measured, as `fedmpi.train` does.
     """
 
     folder: str | os.PathLike[str]
@@ -51,10 +54,13 @@ class Recording:
     checkpoint_minutes: float = setting(10.0, "minutes between checkpoints", least=0)
     checkpoint_keep: int = setting(2, "how many checkpoints are kept", least=1)
     track: str | None = None
+    parts: Sequence[Part] = ()
     whole_model: bool = False
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         check(self)
+        check_parts(self.parts)
         for name, candidate in self.objects.items():
             has_state = all(callable(getattr(candidate, verb, None)) for verb in ("state_dict", "load_state_dict"))
             if not isinstance(candidate, torch.Generator) and not has_state:

@@ -1,6 +1,10 @@
 """What a run is compared with (`--baselines`): the file in its folder, and its table. Needs neither torch nor MPI."""
 
+import dataclasses
 import math
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.files.run_files import BASELINES
@@ -17,7 +21,72 @@ MOST_SILOS, LONGEST_NAME = 12, 40  # columns of single silos; characters of a si
 BEGIN = b'{"pending"'  # of the file
 
 
-def read(folder):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """One method of a comparison.
+
+    Attributes:
+        method: a key of `METHODS`. step_size: of the run. folder: of the run.
+        clients: the metric of each silo's model on its tests; [] if the run diverged, and the numbers below are nan.
+        mean, worst: over the silos that have tests. held_out: the value that chooses the step size, the smaller the
+            better. samples: seen in all silos. nbytes: sent by one silo.
+        seconds: of the run.
+        matrix: with cross_site, row i has the metric of silo i's model on the tests of each silo; else [].
+        all_tests: with cross_site, its mean; else nan.
+    """
+
+    method: str
+    step_size: float
+    folder: pathlib.Path | None = None
+    clients: list[float] = dataclasses.field(default_factory=list)
+    mean: float = math.nan
+    worst: float = math.nan
+    held_out: float = math.nan
+    samples: float = math.nan
+    nbytes: float = math.nan
+    seconds: float = math.nan
+    matrix: list[list[float]] = dataclasses.field(default_factory=list)
+    all_tests: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A run and what it is compared with; as text, the table that the command prints.
+
+    Attributes:
+        metric: its name. tests: on which it is measured. names: of the silos, or [].
+        methods: name -> `Baseline` with its best step size; the first is "federated".
+        trials: name and step size, like "local-0.1" -> `Baseline`, of all runs.
+    """
+
+    metric: str
+    tests: str
+    names: list[str]
+    methods: dict[str, Baseline]
+    trials: dict[str, Baseline]
+    _text: str = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Comparison":
+        """That of a file's content, see `read`."""
+        methods = {row["method"]: _baseline(row) for row in content["rows"]}
+        trials = {key: _baseline({"method": key.partition("-")[0], **run}) for key, run in content["runs"].items()}
+        return cls(content["metric"], content["tests"], content["names"], methods, trials, in_words(content))
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def _baseline(row: Mapping[str, Any]) -> Baseline:
+    """A `Baseline` of a row of a file."""
+    names = {field.name for field in dataclasses.fields(Baseline)}
+    values = {name: value for name, value in row.items() if name in names}
+    values |= {"nbytes": row["bytes"]} if row.get("bytes") is not None else {}
+    values |= {"folder": pathlib.Path(row["folder"])} if "folder" in row else {}
+    return Baseline(**values)
+
+
+def read(folder: pathlib.Path) -> dict[str, Any]:
     """The content of a run folder's file; {} if there is none, or it is not what fedmpi wrote.
 
     It has "pending" (whether runs are still to be made), "metric", "tests" (on which it is measured), "names" of silos
@@ -26,7 +95,7 @@ def read(folder):
     "matrix".
     """
     try:
-        content = from_line((folder / BASELINES).read_bytes())
+        content: dict[str, Any] = from_line((folder / BASELINES).read_bytes())
         content |= {key: short(content[key]) for key in ("metric", "tests") if key in content}
         if not content["pending"]:
             in_words(content)  # raises an error if it is not what fedmpi wrote
@@ -35,20 +104,20 @@ def read(folder):
         return {}
 
 
-def write(folder, content):
+def write(folder: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Write the file."""
     with replacing(folder / BASELINES, BEGIN) as part:
         part.write_bytes(to_line({"pending": True, **content}))
 
 
-def mean_and_worst(values, metric):
+def mean_and_worst(values: Iterable[float], metric: str) -> tuple[float, float]:
     """(mean, worst) of a metric over the silos that have it; nan if none has."""
     known = [value for value in values if value == value]
     worst = max if less_is_better(metric) else min
     return (math.fsum(known) / len(known), worst(known)) if known else (math.nan, math.nan)
 
 
-def gain_in_words(content):
+def gain_in_words(content: Mapping[str, Any]) -> str:
     """What a silo gains by taking part: a sentence."""
     metric, rows = content["metric"], {row["method"]: row for row in content["rows"]}
     if "clients" not in rows.get("local", {}):
@@ -62,7 +131,7 @@ def gain_in_words(content):
     words = f"taking part {verb if mean else 'changes'} the {title(metric)} of a silo on its {content['tests']}"
     words += f" by {abs(mean):.4f} on average, from {alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}"
     words += f"; {number} of {len(gains)} silos gain"
-    worst = min(gains, key=gains.get)
+    worst = min(gains, key=lambda silo: gains[silo])
     if gains[worst] < 0:
         words += f", and {name_of(content, worst)} loses most, {-gains[worst]:.4f}"
     if "mean" in rows.get("tuned", {}):
@@ -70,12 +139,12 @@ def gain_in_words(content):
     return words
 
 
-def name_of(content, silo):
+def name_of(content: Mapping[str, Any], silo: int) -> str:
     """A silo's name, or its number."""
     return short((content["names"] or {silo: ""})[silo] or f"silo {silo}", LONGEST_NAME)
 
 
-def baseline_table(content):
+def baseline_table(content: Mapping[str, Any]) -> Table:
     """The table of a file's content: a row per method."""
     metric, number = content["metric"], len(content["rows"][0]["clients"])
     shown, has_all = range(number if number <= MOST_SILOS else 0), any("all_tests" in row for row in content["rows"])
@@ -95,13 +164,13 @@ def baseline_table(content):
     return Table(header, rows)
 
 
-def notes(content):
+def notes(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """[(word, what it means)] of the words in the table."""
     methods = [(row["method"], METHODS[row["method"]]) for row in content["rows"]]
     return [*methods, *((short(word), short(meaning)) for word, meaning in content["notes"])]
 
 
-def in_words(content):
+def in_words(content: Mapping[str, Any]) -> str:
     """All of it as text for a terminal: first what a silo gains."""
     meanings = [f"  {word}: {meaning}" for word, meaning in notes(content)]
     return "\n".join([gain_in_words(content), baseline_table(content).text(), *meanings])

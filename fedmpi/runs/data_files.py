@@ -5,13 +5,15 @@ the file's SHA-256: it says whether a file is still the same, and is another one
 """
 
 import json
+import pathlib
 import secrets
+from collections.abc import Sequence
 
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import DATA_FILES
 
 
-def read_data_files(folder):
+def read_data_files(folder: pathlib.Path) -> tuple[str, list[str]]:
     """(salt, salted digests of the data files) as `write_data_files` wrote them; (a new salt, []) if it did not."""
     try:
         found = json.loads((folder / DATA_FILES).read_text(encoding="utf-8"))
@@ -20,7 +22,7 @@ def read_data_files(folder):
         return secrets.token_hex(16), []
 
 
-def write_data_files(folder, salt, digests):
+def write_data_files(folder: pathlib.Path, salt: str, digests: Sequence[str]) -> None:
     """Write the salted digest of each of a run's data files, and the salt, into its folder.
 
     Raises:
@@ -33,7 +35,7 @@ def write_data_files(folder, salt, digests):
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def difference(before, now):
+def difference(before: Sequence[str], now: Sequence[str]) -> str:
     """How the data files of two runs differ, as text; "" if their contents are the same in the same order.
 
     `before`, `now`: digests with the same salt; `before` is [] if it is not known.

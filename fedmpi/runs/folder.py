@@ -6,6 +6,8 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +32,9 @@ from fedmpi.runs.record import AMOUNTS, CASES_KEY, CLIENTS_KEY, TABLES_KEY, from
 LARGEST = 10**18  # of whole numbers and amounts; larger ones are a mistake, and overflow where they are drawn
 LARGEST_VALUE = 1e200  # of metrics
 LONGEST_NAME, LONGEST_VALUE, LONGEST_NOTE = 100, 2000, 10_000  # characters
+Clients = dict[str, list[float]]
+Tables = dict[str, tuple[list[str], list[list[float]]]]
+Cases = tuple[()] | tuple[list[str], list[list[int]]]
 NAME = re.compile(r"[A-Za-z_][\w.+-]{0,99}", re.ASCII)  # of a field of a record
 
 
@@ -51,38 +56,38 @@ class RunFolder:
     """
 
     path: pathlib.Path
-    settings: dict
-    records: list
+    settings: dict[str, Any]
+    records: list[dict[str, Any]]
     is_complete: bool
     diverged: str
-    paper: dict
-    clients: dict = dataclasses.field(default_factory=dict)
-    client_names: list = dataclasses.field(default_factory=list)
-    tables: dict = dataclasses.field(default_factory=dict)
-    result: list = dataclasses.field(default_factory=list)
-    cases: tuple = ()
+    paper: dict[str, Any]
+    clients: Clients = dataclasses.field(default_factory=dict)
+    client_names: list[str] = dataclasses.field(default_factory=list)
+    tables: Tables = dataclasses.field(default_factory=dict)
+    result: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    cases: Cases = ()
 
     @property
-    def metrics(self):
+    def metrics(self) -> list[str]:
         """Names of what the run measured, in the order of their first record."""
         names = dict.fromkeys(name for record in self.records for name in record)
         return [name for name in names if name not in AMOUNTS]
 
-    def final(self, name):
+    def final(self, name: str) -> Any:
         """A field's value for the resulting model; else its last one, or None."""
         return next((record[name] for record in [*self.result, *reversed(self.records)] if name in record), None)
 
-    def num_rounds(self):
+    def num_rounds(self) -> int | None:
         """How many rounds were asked for; None if the settings do not say it (--epochs)."""
         return self.settings.get("rounds") if self.settings.get("epochs") is None else None
 
 
-def is_run(folder):
+def is_run(folder: pathlib.Path) -> bool:
     """Whether a folder is a run folder."""
     return (folder / SETTINGS).is_file()
 
 
-def outcome(folder):
+def outcome(folder: pathlib.Path) -> str:
     """ "complete", "diverged", "broken" (it began, and was ended early or still runs) or "missing"."""
     if is_complete(folder):
         return "broken" if baselines.read(folder).get("pending") else "complete"
@@ -91,7 +96,7 @@ def outcome(folder):
     return "broken" if folder.exists() else "missing"
 
 
-def read_run(folder):
+def read_run(folder: pathlib.Path) -> RunFolder:
     """The `RunFolder` of a `pathlib.Path`.
 
     Raises:
@@ -104,18 +109,19 @@ def read_run(folder):
     for name in (SETTINGS, RECORDS, DIVERGED, RESULT, CLIENTS, BASELINES, ROC, DATA_FILES):
         check_regular(folder / name)
     settings, paper = _read_settings(folder / SETTINGS)
-    records, *last = read_records(folder / RECORDS)
+    records, clients, tables, cases = read_records(folder / RECORDS)
     note = folder / DIVERGED
     diverged = short(note.read_text(encoding="utf-8", errors="replace")[:LONGEST_NOTE]) if note.is_file() else ""
-    result, *of_result = read_records(folder / RESULT)
-    is_of_last = bool(result and records) and result[0]["round"] == records[-1]["round"]  # no rounds were added since
-    clients, tables, cases = of_result if is_of_last else last
-    result = result if is_of_last else []
-    parts = (is_complete(folder), diverged, paper, clients, _client_names(folder), tables, result, cases)
-    return RunFolder(folder, settings, records, *parts)
+    result, *_ = of_result = read_records(folder / RESULT)
+    if result and records and result[0]["round"] == records[-1]["round"]:  # no rounds were added since
+        _, clients, tables, cases = of_result
+    else:
+        result = []
+    ended = (is_complete(folder), diverged, paper)
+    return RunFolder(folder, settings, records, *ended, clients, _client_names(folder), tables, result, cases)
 
 
-def find_runs(paths):
+def find_runs(paths: Iterable[pathlib.Path]) -> tuple[list[RunFolder], list[str]]:
     """([`RunFolder` with at least one record], [a line for each that is not usable]) in some folders.
 
     They are paths of run folders, or of folders that contain some.
@@ -134,14 +140,14 @@ def find_runs(paths):
     return runs, complaints
 
 
-def run_folders(path):
+def run_folders(path: pathlib.Path) -> list[pathlib.Path]:
     """The run folders among the folders in `path`; `path` itself if it is one or contains none."""
     if is_run(path) or not path.is_dir():
         return [path]
     return sorted(inner for inner in path.iterdir() if is_run(inner)) or [path]
 
 
-def _read_settings(path):
+def _read_settings(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(flat settings, what a preset says about the paper's result)."""
     content, paper = split_paper(read_file(path), path)
     settings = {short(key, LONGEST_NAME): value for key, value in flatten(content).items()}
@@ -149,7 +155,7 @@ def _read_settings(path):
     return {key: _plain(value) for key, value in settings.items()}, paper
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     """A setting's value as it can be shown: a number, a truth value, None, or a short text of one line."""
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < LARGEST):
         return value
@@ -158,7 +164,7 @@ def _plain(value):
     return short(value, LONGEST_VALUE)
 
 
-def _check_settings(path, settings):
+def _check_settings(path: pathlib.Path, settings: dict[str, Any]) -> None:
     """Check the types of the settings by which runs are sorted, named and timed."""
     for keys, kind, words in ((("algorithm", "task"), str, "a name"), (("rounds", "seed"), int, "a whole number")):
         for key in keys:
@@ -166,7 +172,9 @@ def _check_settings(path, settings):
                 raise UserError(f"{path}: {key} = {short(repr(settings[key]), LONGEST_VALUE)}: expected {words}")
 
 
-def read_records(path, keeps_clients=False):
+def read_records(
+    path: pathlib.Path, keeps_clients: bool = False
+) -> tuple[list[dict[str, Any]], Clients, Tables, Cases]:
     """(a file's records; the last values of clients, tables, cases); an unfinished last line is ignored.
 
     `keeps_clients`: whether a record has, as "clients", metric -> each client's value, where it was written.
@@ -178,7 +186,9 @@ def read_records(path, keeps_clients=False):
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    by_round, clients, tables, cases = {}, {}, {}, ()
+    by_round: dict[int, dict[str, Any]] = {}
+    clients, tables = Clients(), Tables()
+    cases: Cases = ()
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
         try:
             record = from_line(line)
@@ -197,23 +207,23 @@ def read_records(path, keeps_clients=False):
     return [by_round[number] for number in sorted(by_round)], clients, tables, cases
 
 
-def _number(value):
+def _number(value: Any) -> Any:
     """A value that can be added to others: beyond `LARGEST_VALUE` it becomes inf, below minus that, nan."""
     if abs(value) < LARGEST_VALUE:
         return value
     return math.inf if value > 0 else math.nan
 
 
-def _of_clients(values):
+def _of_clients(values: Any) -> Clients:
     """Those entries of what a record has of its clients that are lists of numbers; {} if it has nothing."""
     entries = values.items() if isinstance(values, dict) else ()
     rows = {short(name, LONGEST_NAME): row for name, row in entries if isinstance(row, list)}
     return {name: row for name, row in rows.items() if {*map(type, row)} <= {int, float}}
 
 
-def _tables(entries):
+def _tables(entries: Any) -> Tables:
     """Name -> (names, rows) of those tables of a record that are what fedmpi writes."""
-    tables = {}
+    tables = Tables()
     for name, table in entries.items() if isinstance(entries, dict) else ():
         try:
             rows = np.atleast_2d(np.asarray(table["values"], dtype=float))
@@ -225,7 +235,7 @@ def _tables(entries):
     return tables
 
 
-def _cases(entry):
+def _cases(entry: Any) -> Cases:
     """(names of classes, a row for each client) of the numbers of test cases in a record; () if it has none."""
     for names, rows in _tables({CASES_KEY: entry}).values():
         if all(0 <= number < LARGEST for row in rows for number in row):
@@ -233,7 +243,7 @@ def _cases(entry):
     return ()
 
 
-def _client_names(folder):
+def _client_names(folder: pathlib.Path) -> list[str]:
     """The clients' names in a run folder; [] if there are none."""
     try:
         names = json.loads((folder / CLIENTS).read_text(encoding="utf-8"))["names"]
@@ -242,7 +252,7 @@ def _client_names(folder):
         return []
 
 
-def _is_record(record):
+def _is_record(record: Any) -> bool:
     """Whether a line has its round, and amounts that are finite numbers >= 0."""
     if not isinstance(record, dict) or type(record.get("round")) is not int or record["round"] < 1:
         return False

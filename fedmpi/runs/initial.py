@@ -2,7 +2,9 @@
 
 import pathlib
 import stat
+from collections.abc import Collection
 from fnmatch import fnmatchcase as fnmatch
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -28,7 +30,7 @@ log = Log(__name__)
 WANTED = "expected model.safetensors or model.h5 of a run, its folder, a checkpoint of it, or a file of torch.save"
 
 
-def read_initial(path, flat, left_out=None, is_strict=True):
+def read_initial(path: str, flat: Any, left_out: str | None = None, is_strict: bool = True) -> dict[str, torch.Tensor]:
     """Parameters and buffers by name.
 
     Args:
@@ -55,7 +57,7 @@ def read_initial(path, flat, left_out=None, is_strict=True):
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"init = {path}: cannot be read: {reason}; {WANTED}") from None
     names = matching(flat.module, left_out, "init_except") if left_out else set()
-    if names:  # of the model; other names that the file has there are those of its own layers
+    if names and left_out:  # of the model; other names that the file has there are those of its own layers
         parts = [part.strip() for part in left_out.split(",")]
         names |= {name for name in values for part in parts if any(fnmatch(name, glob) for glob in (part, f"{part}.*"))}
     values = {name: value for name, value in values.items() if name not in names}
@@ -69,7 +71,7 @@ def read_initial(path, flat, left_out=None, is_strict=True):
     return values
 
 
-def initial_files(path):
+def initial_files(path: str) -> list[pathlib.Path]:
     """Paths of the files from which `read_initial` takes the model, to compare them between the ranks.
 
     Raises:
@@ -86,7 +88,7 @@ def initial_files(path):
         raise UserError(f"init = {path}: cannot be read: {error}; {WANTED}") from None
 
 
-def _find(path):
+def _find(path: str) -> pathlib.Path:
     """The model file, or the folder of the checkpoint, that the setting `init` names."""
     file = pathlib.Path(path)
     if any((file / name).exists() for name in (CHECKPOINTS, MODEL_AND_ROWS, MODEL)):  # a run folder
@@ -96,11 +98,11 @@ def _find(path):
     return file.parent if file.stem == pathlib.Path(SERVER_STATE).stem else file
 
 
-def _check_architecture(path, recorded, flat, left_out):
+def _check_architecture(path: str, recorded: Any, flat: Any, left_out: str | None) -> None:
     """Check that a model is built as the recorded one, in what is not left out; other code is only said."""
     patterns = [part.strip() for part in (left_out or "").split(",") if part.strip()]
 
-    def is_ignored(name):  # the model with other layers is another one
+    def is_ignored(name: str) -> bool:  # the model with other layers is another one
         return bool(patterns) and (not name or any(fnmatch(name, glob) for p in patterns for glob in (p, f"{p}.*"))
                                    or any(p.startswith(f"{name}.") for p in patterns))  # fmt: skip
 
@@ -112,7 +114,7 @@ def _check_architecture(path, recorded, flat, left_out):
         log.warning(f"init = {path}: the code of {edited} has changed since it was trained")
 
 
-def _read(file):
+def _read(file: pathlib.Path) -> dict[str, torch.Tensor]:
     """The tensors of a model file."""
     if not stat.S_ISREG(file.stat().st_mode):  # reading a FIFO or a device might never end
         raise UserError("is not a regular file")
@@ -121,10 +123,10 @@ def _read(file):
     if file.suffix in (".h5", ".hdf5"):
         with readable(file) as content:
             return {name: torch.as_tensor(item[()]) for name, item in data_sets(content["model"])}
-    return torch.load(file, weights_only=True)  # of plain PyTorch: tensors only
+    return dict(torch.load(file, weights_only=True))  # of plain PyTorch: tensors only
 
 
-def _of_checkpoint(folder, flat):
+def _of_checkpoint(folder: pathlib.Path, flat: Any) -> dict[str, torch.Tensor]:
     """The averaged model of a checkpoint, as the tensors of a module like `flat`'s."""
     manifest = read_manifest(folder)
     if manifest["layout"] != describe_layout(flat):
@@ -136,7 +138,7 @@ def _of_checkpoint(folder, flat):
     return values
 
 
-def _check(path, values, flat, left_out):
+def _check(path: str, values: dict[str, torch.Tensor], flat: Any, left_out: Collection[str]) -> None:
     """Check all names and shapes but those that are left out."""
     expected = {name: tuple(value.shape) for name, value in flat.named_values(flat.x, flat.buffers).items()}
     found = {name: tuple(value.shape) for name, value in values.items()}

@@ -9,16 +9,17 @@ import fcntl
 import functools
 import json
 import os
+import pathlib
 import platform
 import secrets
 import stat
 import threading
 import time
 import weakref
+from typing import Any
 
 from fedmpi.ground.errors import UserError
-from fedmpi.ground.files.own_files import check_regular
-from fedmpi.ground.files.run_files import LOCK
+from fedmpi.ground.files.own_files import LOCK, check_regular
 from fedmpi.ground.machine.processes import boot, stat_of
 from fedmpi.ground.text import Log, short
 
@@ -29,10 +30,10 @@ LIFETIME = 40.0  # seconds after which an owner on another node that does not wr
 OUTLIVES = 10.0  # seconds by which the ranks of a killed job may outlive it
 SETTLES = 1.0  # seconds after which of two jobs that took the lock of a dead one at once, one has lost it
 LONGEST = 1000  # bytes of the owner's name
-FOREIGN = {"": "what is there is no owner's name"}
+FOREIGN: dict[str, Any] = {"": "what is there is no owner's name"}
 JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID", "FLUX_JOB_ID")
 
-_locks = weakref.WeakSet()
+_locks: weakref.WeakSet["RunLock"] = weakref.WeakSet()
 
 
 class RunLock:
@@ -46,12 +47,12 @@ class RunLock:
         OSError: if the folder cannot be written.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         path = folder / LOCK
         check_regular(path, is_changed=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        self._owner = {**_this_process(), "token": secrets.token_hex(8), "count": 0}
+        self._file: int = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        self._owner: dict[str, Any] = {**_this_process(), "token": secrets.token_hex(8), "count": 0}
         self._is_lost, self._written = False, 0.0
         if _flock(self._file) is None:
             _say_without_locks(folder.parent)
@@ -70,7 +71,7 @@ class RunLock:
         _let_children_go()
         _locks.add(self)
 
-    def _wait(self):
+    def _wait(self) -> bool:
         """Return when no other job holds the lock; whether this is certain.
 
         Raises:
@@ -101,7 +102,7 @@ class RunLock:
                 said = True
             time.sleep(0.1)
 
-    def check(self):
+    def check(self) -> None:
         """Check that this process still holds the lock.
 
         Raises:
@@ -112,13 +113,13 @@ class RunLock:
             raise UserError(f"run folder {self.folder}: {_describe(owner)} has taken it over; {_ADVICE}")
 
     @property
-    def is_doubtful(self):
+    def is_doubtful(self) -> bool:
         """Whether `check` may raise: it did, or this process was suspended and has not written its name since."""
         return self._is_lost or time.monotonic() - self._written > 2 * REFRESH
 
-    def release(self):
+    def release(self) -> None:
         """Give the lock back."""
-        if self._file is None:
+        if self._file < 0:
             return
         self._ends.set()
         self._thread.join()  # it must not write to a file that gets this one's number
@@ -127,11 +128,11 @@ class RunLock:
             os.ftruncate(self._file, 0)
         self._close()
 
-    def _close(self):
+    def _close(self) -> None:
         os.close(self._file)
-        self._file = None
+        self._file = -1
 
-    def _read(self):
+    def _read(self) -> dict[str, Any]:
         """The owner, a dict; {} if there is none."""
         text = _read_again(self.folder / LOCK, self._file)
         if not text.strip(b"\0 \n"):
@@ -142,13 +143,13 @@ class RunLock:
         except (ValueError, RecursionError):
             return FOREIGN
 
-    def _write(self):
+    def _write(self) -> None:
         self._owner["count"] += 1
         os.pwrite(self._file, json.dumps(self._owner).encode().ljust(LONGEST), 0)
         os.fsync(self._file)  # NFS sends it to the server only now
         self._written = time.monotonic()
 
-    def _refresh(self):
+    def _refresh(self) -> None:
         while not self._ends.wait(REFRESH):
             try:
                 self.check()
@@ -163,7 +164,7 @@ class RunLock:
 _ADVICE = "wait until it ends, or choose another --name"
 
 
-def _flock(file):
+def _flock(file: int) -> bool | None:
     """Whether this process has the `flock` of a file now; None on a file system without it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,11 +176,11 @@ def _flock(file):
 
 
 @functools.cache
-def _say_without_locks(folder):
+def _say_without_locks(folder: pathlib.Path) -> None:
     log.warning(f"{folder}: this file system has no locks: two jobs notice each other within {LIFETIME:.0f} s")
 
 
-def _read_again(path, file):
+def _read_again(path: pathlib.Path, file: int) -> bytes:
     """What is in a file now: opened again, because NFS looks at the server only then."""
     with contextlib.suppress(OSError):
         again = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -191,12 +192,12 @@ def _read_again(path, file):
     return os.pread(file, LONGEST, 0)
 
 
-def _this_node():
+def _this_node() -> tuple[str, str]:
     """(its name, which start of it this is)."""
     return platform.node(), boot()
 
 
-def _this_process():
+def _this_process() -> dict[str, Any]:
     host, booted = _this_node()
     job = next((os.environ[name] for name in JOB_VARIABLES if os.environ.get(name)), "")
     began = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -204,7 +205,7 @@ def _this_process():
     return {"host": host, "boot": booted, "pid": pid, "start": _start_of(pid), "job": job[:50], "began": began}
 
 
-def _start_of(pid):
+def _start_of(pid: Any) -> str:
     """When a process of this node started, in ticks of its clock; "" if it does not run."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
         state, _, start = stat_of(int(pid)) or ("X", 0, 0)
@@ -212,12 +213,12 @@ def _start_of(pid):
     return ""
 
 
-def _lives(owner):
+def _lives(owner: dict[str, Any]) -> bool:
     """Whether an owner on this node still runs, where `flock` does not say it."""
     return bool(owner.get("start")) and _start_of(owner.get("pid")) == owner["start"]
 
 
-def _describe(owner):
+def _describe(owner: dict[str, Any]) -> str:
     """The owner as text, for a line."""
     if not owner or "pid" not in owner:
         return "another job"
@@ -227,6 +228,6 @@ def _describe(owner):
 
 
 @functools.cache
-def _let_children_go():
+def _let_children_go() -> None:
     """From now on, forked processes do not hold the locks: a loader's worker may outlive this process."""
-    os.register_at_fork(after_in_child=lambda: [lock._close() for lock in _locks if lock._file is not None])
+    os.register_at_fork(after_in_child=lambda: [lock._close() for lock in _locks if lock._file >= 0])

@@ -20,8 +20,11 @@ import json
 import math
 import numbers
 import os
+import pathlib
 import sys
 import zlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import h5py
 import numpy as np
@@ -39,19 +42,25 @@ from fedmpi.data.samples import check_normalisation, input_shape
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_regular
 from fedmpi.ground.files.run_files import CLIENT_MODEL, MODEL, MODEL_AND_ROWS, MODEL_DESCRIPTION
+from fedmpi.ground.generators import generators_kept
 from fedmpi.ground.text import Log, short
 from fedmpi.oracles.architecture import describe, difference, other_code, unwrapped
-from fedmpi.oracles.base import generators_kept
 from fedmpi.oracles.flat_module import give_own_memory
 
 log = Log(__name__)
+Tensors = dict[str, torch.Tensor]  # by their names in a state dict
 
 LARGEST_DESCRIPTION = 1 << 26  # bytes
 LARGEST_BUFFER = 3 * 10**7  # values, of a model with few parameters: a mask of 5000 by 5000 fits
 LAST_PART = f"{MODEL}.ready"  # the file until all ranks have said that the run has ended
 
 
-def save_model(folder, named_values, rows, description):
+def save_model(
+    folder: pathlib.Path,
+    named_values: Tensors,
+    rows: Tensors | None,
+    description: dict[str, Any],
+) -> None:
     """Write the model files into a run folder; each is written completely or not at all.
 
     model.safetensors, by which a run is complete, gets its name from `complete`.
@@ -69,7 +78,7 @@ def save_model(folder, named_values, rows, description):
         _write(folder / (LAST_PART if name == MODEL else name), content)
 
 
-def complete(folder):
+def complete(folder: pathlib.Path) -> None:
     """Give the last file that `save_model` wrote its name; nothing, if that is done.
 
     Raises:
@@ -82,12 +91,12 @@ def complete(folder):
         raise UserError(f"{folder / MODEL}: cannot be written: {error.strerror}") from None
 
 
-def _plain(named_values):
+def _plain(named_values: Tensors) -> Tensors:
     """The same tensors on the CPU, each contiguous in memory of its own, as safetensors wants them."""
     return {name: value.detach().cpu().contiguous().clone() for name, value in named_values.items()}
 
 
-def _encode(plain, rows, description):
+def _encode(plain: Tensors, rows: Tensors | None, description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """(file name, its content) of each model file, one after the other; see `save_model`."""
     if rows is not None:
         yield MODEL_AND_ROWS, _hdf5(plain, rows)
@@ -95,7 +104,7 @@ def _encode(plain, rows, description):
     yield MODEL, safetensors.torch.save(plain, metadata={"format": "pt"})
 
 
-def fingerprint(tensor):
+def fingerprint(tensor: torch.Tensor) -> str:
     """A text for a tensor's type, shape and values: the sum of its words, and a checksum of 1000 values in order."""
     values = tensor.detach().contiguous().reshape(-1)
     samples = values[:: max(1, values.numel() // 1000)].contiguous().view(torch.uint8).cpu().numpy()
@@ -104,7 +113,7 @@ def fingerprint(tensor):
     return f"{values.dtype} {list(tensor.shape)} {total:x} {zlib.crc32(samples):x}"
 
 
-def check_savable(module, description, has_rows=True):
+def check_savable(module: nn.Module, description: dict[str, Any], has_rows: bool = True) -> None:
     """Try to write the model files of a module, of each tensor one value, and to read them; nothing is left.
 
     Raises:
@@ -119,7 +128,7 @@ def check_savable(module, description, has_rows=True):
                     f"{model}: the entry '{name}' of its state dict is a {type(value).__name__}: expected tensors "
                     "only, nothing else is saved"
                 )
-        rows = {} if has_rows else None
+        rows: Tensors | None = {} if has_rows else None
         first = {name: value.detach().reshape(-1)[:1].cpu().clone() for name, value in state.items()}
         for name, value in first.items():
             _check_type(model, name, value, description, rows)
@@ -133,7 +142,7 @@ def check_savable(module, description, has_rows=True):
         raise UserError(f"{model}: its state dict cannot be saved: {why}") from error
 
 
-def _check_type(model, name, value, description, rows):
+def _check_type(model: str, name: str, value: torch.Tensor, description: dict[str, Any], rows: Tensors | None) -> None:
     """Check that the model files can hold a value of a tensor."""
     try:
         dict(_encode({name: value}, rows, description))
@@ -144,7 +153,7 @@ def _check_type(model, name, value, description, rows):
         ) from None
 
 
-def save_client_model(path, named_values):
+def save_client_model(path: pathlib.Path, named_values: Tensors) -> None:
     """Write one client's model, completely or not at all; its folder is made.
 
     Raises:
@@ -158,7 +167,13 @@ def save_client_model(path, named_values):
 
 
 @generators_kept(devices=())  # building a model draws its initial values
-def load_model(folder, model=None, client=None, trusted=(), strict=True):
+def load_model(
+    folder: pathlib.Path,
+    model: Any = None,
+    client: int | None = None,
+    trusted: Collection[str] = (),
+    strict: bool = True,
+) -> Any:
     """The trained module of a run folder, in evaluation mode, on the CPU.
 
     Args:
@@ -199,7 +214,9 @@ def load_model(folder, model=None, client=None, trusted=(), strict=True):
     return model.eval()
 
 
-def with_frozen(where, module, state, description, strict=True):
+def with_frozen(
+    where: object, module: nn.Module, state: Tensors, description: dict[str, Any], strict: bool = True
+) -> Tensors:
     """The saved tensors with those of a module that were not trained, and are not in the run's files.
 
     Args:
@@ -224,7 +241,7 @@ def with_frozen(where, module, state, description, strict=True):
     return {**values, **state}
 
 
-def _check_architecture(folder, recorded, parts):
+def _check_architecture(folder: pathlib.Path, recorded: Any, parts: Any) -> None:
     """Check that a model, as `describe` gives it, is built as the recorded one; other code is only said."""
     if other := difference(recorded, parts):
         raise UserError(
@@ -235,7 +252,7 @@ def _check_architecture(folder, recorded, parts):
 
 
 @contextlib.contextmanager
-def _restored_on_error(module):
+def _restored_on_error(module: nn.Module) -> Iterator[None]:
     """A context after which a module's tensors are as before, if it ends by an error."""
     tensors = [tensor for tensor in (*module.parameters(), *module.buffers()) if not is_lazy(tensor)]
     before = [(tensor, tensor.data, tensor.detach().clone()) for tensor in tensors]
@@ -249,7 +266,7 @@ def _restored_on_error(module):
         raise
 
 
-def load_values(module, values):
+def load_values(module: nn.Module, values: Tensors) -> None:
     """`module.load_state_dict(values)`, also if a tensor of the module was made by `expand`.
 
     Raises:
@@ -262,12 +279,12 @@ def load_values(module, values):
     module.load_state_dict(values)
 
 
-def has_client_models(folder):
+def has_client_models(folder: pathlib.Path) -> bool:
     """Whether a run folder contains a model of each client, because layers were personal."""
     return os.path.isdir(folder) and any(folder.glob(CLIENT_MODEL.format(client="*")))
 
 
-def model_file(folder, client=None):
+def model_file(folder: pathlib.Path, client: int | None = None) -> pathlib.Path:
     """The path of the file with the trained tensors.
 
     Raises:
@@ -289,7 +306,7 @@ def model_file(folder, client=None):
     return path
 
 
-def read_state(folder, client=None):
+def read_state(folder: pathlib.Path, client: int | None = None) -> Tensors:
     """Name -> tensor of the trained model; for the arguments see `load_model`.
 
     Raises:
@@ -302,7 +319,7 @@ def read_state(folder, client=None):
         raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
 
 
-def read_description(folder):
+def read_description(folder: pathlib.Path) -> dict[str, Any]:
     """The content of a run folder's model.json; {} if it has none, like the folder of a plain model file.
 
     Raises:
@@ -329,11 +346,11 @@ def read_description(folder):
     return description
 
 
-def _is_text(value):
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and value == value.encode(errors="ignore").decode()  # without half characters
 
 
-def prepare_inputs(description, samples):
+def prepare_inputs(description: dict[str, Any], samples: Any) -> torch.Tensor:
     """Samples as they are in a data file, as inputs of the trained module.
 
     Args:
@@ -371,7 +388,7 @@ def prepare_inputs(description, samples):
         raise UserError(f"{MODEL_DESCRIPTION}: input: {expected}: {type(error).__name__}: {short(error)}") from None
 
 
-def _class_named(folder, path, trusted):
+def _class_named(folder: pathlib.Path, path: str, trusted: Collection[str]) -> Any:
     """A class of modules, or a function that makes one, by its dotted path.
 
     A run folder is data: what it names is not imported, but for fedmpi's, and only functions of trusted modules are
@@ -394,29 +411,30 @@ def _class_named(folder, path, trusted):
     raise UserError(f"{folder}: its model is {path[:200]}, which is {kind}: {ways}")
 
 
-def _build_limited(folder, constructor, state, trusted):
+def _build_limited(folder: pathlib.Path, constructor: Any, state: Tensors, trusted: Collection[str]) -> nn.Module:
     """See `_build`; a model that is far larger than the trained tensors `state` is refused before it fills the memory.
 
     Raises:
         UserError: if it is, or the model cannot be built.
     """
 
-    def check(left):
+    left = 100 * sum(1000 + value.numel() for value in state.values()) + 10**6
+    left_for_buffers = most = left + LARGEST_BUFFER
+
+    def check(left: float) -> None:
         if left < 0:
             raise UserError(f"{folder}: {MODEL_DESCRIPTION} describes a far larger model than the one that was saved")
 
-    def count(module, name, parameter):
+    def count(module: nn.Module, name: str, parameter: Any) -> None:
         nonlocal left
         left -= 1000 + (0 if is_lazy(parameter) else parameter.numel())
         check(left)
 
-    def count_buffer(module, name, buffer):
+    def count_buffer(module: nn.Module, name: str, buffer: Any) -> None:
         nonlocal left_for_buffers
         left_for_buffers -= 1000 + (0 if buffer is None or is_lazy(buffer) else buffer.numel())
         check(left_for_buffers)
 
-    left = 100 * sum(1000 + value.numel() for value in state.values()) + 10**6
-    left_for_buffers = most = left + LARGEST_BUFFER
     hooks = (register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count_buffer))
     try:
         with _Sizes(lambda size: check(most - size)):
@@ -429,18 +447,18 @@ def _build_limited(folder, constructor, state, trusted):
 class _Sizes(TorchDispatchMode):
     """A context in which `check` gets the number of values of every new tensor before there is memory for it."""
 
-    def __init__(self, check):
+    def __init__(self, check: Callable[[float], object]) -> None:
         super().__init__()
         self._check = check
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         sizes = args[0] if args and isinstance(args[0], (list, tuple)) else args
         if sizes and all(type(size) in (int, float) for size in sizes):  # of empty, zeros, ...; or of arange, eye
             self._check(max(map(abs, sizes)) if sizes is args else math.prod(sizes))
         return function(*args, **(kwargs or {}))
 
 
-def _build(folder, constructor, trusted):
+def _build(folder: pathlib.Path, constructor: Any, trusted: Collection[str]) -> nn.Module:
     """The module that model.json describes, with initial parameters."""
     if not constructor:
         raise UserError(
@@ -461,12 +479,12 @@ def _build(folder, constructor, trusted):
         raise UserError(f"{folder}: the model cannot be built: {type(error).__name__}: {text}") from error
 
 
-def save_hdf5(path, named_values, rows):
+def save_hdf5(path: pathlib.Path, named_values: Tensors, rows: Tensors) -> None:
     """Write the HDF5 file; arguments and errors are those of `save_model`, with the file's path."""
     _write(path, _hdf5(named_values, rows))
 
 
-def _hdf5(named_values, rows):
+def _hdf5(named_values: Tensors, rows: Tensors) -> memoryview:
     """The content of the HDF5 file."""
     # In memory first: the HDF5 library crashes if the disk fills up while it writes.
     hdf5 = io.BytesIO()
@@ -478,7 +496,7 @@ def _hdf5(named_values, rows):
     return hdf5.getbuffer()
 
 
-def _write(path, content):
+def _write(path: pathlib.Path, content: Any) -> None:
     """Write a file that appears only when it is complete.
 
     Raises:

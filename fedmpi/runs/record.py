@@ -9,6 +9,8 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +30,11 @@ class Field:
     unit: str | None = None
     less_is_better: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
 
 
-def _table(*fields):
+def _table(*fields: Field) -> dict[str, Field]:
     return {field.name: field for field in fields}
 
 
@@ -75,12 +77,12 @@ HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begi
 LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm", "brier")
 
 
-def to_line(record):
+def to_line(record: object) -> bytes:
     """A record as a line of metrics.jsonl, in bytes."""
     return json.dumps(_mapped(record, _as_json), allow_nan=False).encode() + b"\n"
 
 
-def from_line(line):
+def from_line(line: str | bytes) -> Any:
     """What `to_line` was given, with nan for null.
 
     Raises:
@@ -89,41 +91,41 @@ def from_line(line):
     return _mapped(json.loads(line), lambda value: math.nan if value is None else value)
 
 
-def _as_json(value):
+def _as_json(value: Any) -> Any:
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return None if math.isnan(value) else math.copysign(sys.float_info.max, value)
 
 
-def _mapped(value, change):
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """A value of JSON with `change` of all that is no dict or list."""
     if isinstance(value, dict):
         return {name: _mapped(inner, change) for name, inner in value.items()}
     return [_mapped(inner, change) for inner in value] if isinstance(value, list) else change(value)
 
 
-def field(name):
+def field(name: str) -> Field:
     """The `Field` of that name; one of a user's task is described by its name alone."""
     known = AMOUNTS.get(name) or METRICS.get(name)
     less_is_better = any(word in name for word in LESS_IS_BETTER)
     return known or Field(name, name.replace("_", " "), less_is_better=less_is_better)
 
 
-def title(name):
+def title(name: str) -> str:
     """What figures and headings call a field."""
     return field(name).title
 
 
-def label(name):
+def label(name: str) -> str:
     """What tables call a field."""
     return field(name).label
 
 
-def is_beside(metric):
+def is_beside(metric: str) -> bool:
     """Whether it is the other average, over samples or clients, of the metric whose name it begins with."""
     return metric.endswith(("_samples", "_clients"))
 
 
-def less_is_better(metric):
+def less_is_better(metric: str) -> bool:
     """Whether a smaller value of a metric is better."""
     return field(metric).less_is_better

@@ -7,6 +7,8 @@ import json
 import os
 import pathlib
 import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tqdm import tqdm
 
@@ -19,15 +21,16 @@ from fedmpi.ground.files.run_files import (
     RECORDS,
     RESULT,
     SETTINGS,
-    find_checkpoints,
     had_checkpoints,
+    has_checkpoint,
     is_complete,
 )
 from fedmpi.ground.files.settings_files import settings_text
-from fedmpi.ground.text import Log, format_seconds
+from fedmpi.ground.text import Log, format_seconds, say, shows_progress
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.record import CASES_KEY, CLIENTS_KEY, FORMAT, FORMAT_KEY, TABLES_KEY, from_line, is_beside, to_line
-from fedmpi.runs.trackers.base import titled
+from fedmpi.runs.settings import FolderSettings
+from fedmpi.runs.trackers.base import Tracker, titled
 
 log = Log(__name__)
 
@@ -51,9 +54,9 @@ class Recorder:
         UserError: if the folder cannot be written.
     """
 
-    def __init__(self, lock, num_rounds, trackers=()):
+    def __init__(self, lock: RunLock, num_rounds: int | None, trackers: Iterable[Tracker] = ()) -> None:
         self.folder, self._lock, self._trackers = lock.folder, lock, trackers
-        self._begun = []  # the trackers that have begun and are to be closed
+        self._begun: list[Tracker] = []  # the trackers that have begun and are to be closed
         self.identity = read_mark(self.folder, "run")["identity"]
         try:
             self._lines = open(self.folder / RECORDS, "a+b", buffering=0)  # noqa: SIM115  closed by `close`
@@ -61,12 +64,14 @@ class Recorder:
             lock.release()
             raise UserError(f"run folder {self.folder}: cannot be written: {error.strerror}") from None
         self._num_rounds = num_rounds
-        self._bar, self.last = None, {}
-        self._cases = {}  # of the last evaluation, see `fedmpi.runs.record.CASES_KEY`
+        self._bar: Any = None
+        self.last: dict[str, Any] = {}
+        self._cases: dict[str, Any] = {}  # of the last evaluation, see `fedmpi.runs.record.CASES_KEY`
         self._pending = b""  # lines that the disk has no room for
-        self._settings, self._writers = None, []
+        self._settings: dict[str, Any] = {}
+        self._writers: list[Callable[[pathlib.Path], object]] = []
 
-    def begin(self, settings, position=0, num_rounds=0):
+    def begin(self, settings: dict[str, Any], position: int = 0, num_rounds: int = 0) -> None:
         """Remove the records after a position, write the settings, and show that training begins.
 
         Args:
@@ -90,11 +95,11 @@ class Recorder:
         for tracker in self._trackers:
             tracker.begin(self.folder, settings, self.last.get("round", 0))
             self._begun.append(tracker)
-        if sys.stderr.isatty():
+        if shows_progress() and sys.stderr.isatty():
             done = self.last.get("round", 0)
             self._bar = tqdm(total=self._num_rounds, initial=done, unit="round", dynamic_ncols=True)
 
-    def write(self, action):
+    def write(self, action: Callable[[pathlib.Path], object]) -> None:
         """Write a file into the run folder by `action(folder)`, also if the folder is removed and created again.
 
         If that is impossible, one line says so, and the run continues without the file.
@@ -102,13 +107,13 @@ class Recorder:
         self._writers.append(action)
         self._try(action)
 
-    def _try(self, action):
+    def _try(self, action: Callable[[pathlib.Path], object]) -> None:
         try:
             action(self.folder)
         except (OSError, UserError) as error:
             log.warning(f"{error}; the run continues without it")
 
-    def _write_settings(self):
+    def _write_settings(self) -> None:
         part = self.folder / f"{SETTINGS}.part"
         with open(part, "w", encoding="utf-8") as file:
             file.write(settings_text(self._settings))
@@ -116,7 +121,7 @@ class Recorder:
             os.fsync(file.fileno())
         part.replace(self.folder / SETTINGS)
 
-    def _keep_records(self, position, num_rounds):
+    def _keep_records(self, position: int, num_rounds: int) -> int:
         """Where the records up to a round end: at `position`, unless the file is missing, shorter or another one."""
         size = self.position()
         if size >= position and self._last_line(position).get("round", 0) == num_rounds:
@@ -136,15 +141,15 @@ class Recorder:
         )
         return len(kept)
 
-    def position(self):
+    def position(self) -> int:
         """Where the records of the rounds so far end, in bytes."""
         return self._lines.seek(0, os.SEEK_END)
 
-    def last_round(self):
+    def last_round(self) -> int:
         """The number of the last recorded round; 0 if there is none."""
-        return self._last_line(self.position()).get("round", 0)
+        return int(self._last_line(self.position()).get("round", 0))
 
-    def check_lock(self):
+    def check_lock(self) -> None:
         """Check that no other job has taken the run folder.
 
         Raises:
@@ -152,27 +157,27 @@ class Recorder:
         """
         self._lock.check()
 
-    def sync(self):
+    def sync(self) -> None:
         """Flush the records to the disk (fsync)."""
         os.fsync(self._lines.fileno())
         for tracker in self._begun:
             tracker.sync()
 
-    def _last_line(self, position):
+    def _last_line(self, position: int) -> dict[str, Any]:
         """The record that ends at a position; {} if none does."""
-        begin, lines = position, []
+        begin, lines = position, list[bytes]()
         while begin > 0 and len(lines) < 2:  # until the last line is a whole one
             begin = max(0, position - max(PIECE, 2 * (position - begin)))
             lines = self._read(begin, position).splitlines(keepends=True)
         return from_line(lines[-1]) if lines and _round_of(lines[-1]) else {}
 
-    def _last_cases(self, position):
+    def _last_cases(self, position: int) -> dict[str, Any]:
         """The last numbers of test cases in the records before a position; {} if there are none."""
         written = f'"{CASES_KEY}"'.encode()
         lines = [line for line in self._read(0, position).splitlines() if written in line]
         return from_line(lines[-1]).get(CASES_KEY, {}) if lines else {}
 
-    def round(self, record, metrics):
+    def round(self, record: dict[str, Any], metrics: Mapping[str, float]) -> None:
         """Write one round.
 
         Args:
@@ -198,23 +203,23 @@ class Recorder:
                 self._bar.set_postfix_str(text)
         elif text:
             of = f"/{self._num_rounds}" if self._num_rounds else ""
-            print(f"round {record['round']}{of}: {text}{self._time_left(record)}", flush=True)
+            say(f"round {record['round']}{of}: {text}{self._time_left(record)}")
 
-    def result(self, metrics, tables):
+    def result(self, metrics: Mapping[str, float], tables: dict[str, Any]) -> None:
         """Write what was measured of the resulting model, and further `tables`, as a record of the last round."""
         line = _line_of({"round": self.last["round"]}, metrics)
         line[TABLES_KEY] = {**line.get(TABLES_KEY, {}), **tables}
         line |= {CASES_KEY: cases} if (cases := getattr(metrics, "cases", {})) else {}
         self.write(lambda folder: (folder / RESULT).write_bytes(to_line(line)))
 
-    def _time_left(self, record):
+    def _time_left(self, record: dict[str, Any]) -> str:
         """How long the remaining rounds take if they are like those before, as text; "" if that is not long."""
         if not self._num_rounds:
             return ""
         left = record["seconds"] / record["round"] * (self._num_rounds - record["round"])
         return f"; {format_seconds(left)} left" if left > LONG_WAIT else ""
 
-    def _append(self, line):
+    def _append(self, line: bytes) -> None:
         """Append a line; what the disk has no room for stays in memory and is tried again with the next one."""
         had_room = not self._pending
         self._pending += line
@@ -235,11 +240,11 @@ class Recorder:
                 why = f"{self.folder / RECORDS}: cannot be written: {error.strerror}"
                 log.warning(f"{why}; the run continues, and tries again after every round")
 
-    def _read(self, begin, end):
+    def _read(self, begin: int, end: int) -> bytes:
         self._lines.seek(begin)
         return self._lines.read(end - begin)
 
-    def _make_again(self):
+    def _make_again(self) -> None:
         """Make the run folder again if it was removed, with all that was in it but the checkpoints so far."""
         records = self._read(0, self.position())
         if read_mark(self.folder, "run").get("identity") != self.identity:
@@ -257,12 +262,12 @@ class Recorder:
         for tracker in self._begun:
             tracker.folder_is_made_again(self.folder, self._settings, [*map(from_line, records.splitlines())])
 
-    def diverged(self, why):
+    def diverged(self, why: str) -> None:
         """Write into the run folder that the run ended without a result, and why: one line."""
         with contextlib.suppress(OSError):  # the line is printed, too
             (self.folder / DIVERGED).write_text(why + "\n", encoding="utf-8")
 
-    def close(self):
+    def close(self) -> None:
         """End the progress bar and close the file."""
         if self._bar is not None:
             self._bar.close()
@@ -277,34 +282,34 @@ class Recorder:
         self._lock.release()
 
 
-def _line_of(record, metrics):
+def _line_of(record: dict[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
     """A record as it is written; see `Recorder.round`."""
     further = {key: entries for key in (CLIENTS_KEY, TABLES_KEY) if (entries := getattr(metrics, key, {}))}
     return {**record, **metrics, **further, **({FORMAT_KEY: FORMAT} if metrics else {})}
 
 
-def _round_of(line):
+def _round_of(line: bytes) -> int:
     """The round whose whole record a line is; 0 if it is none."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else {}
-        return record["round"] if type(record["round"]) is int else 0
+        return int(record["round"]) if type(record["round"]) is int else 0
     except (ValueError, TypeError, KeyError, RecursionError):
         return 0
 
 
-def check_run_folder(run):
+def check_run_folder(settings: FolderSettings) -> None:
     """Check, before any work, that a run may begin or go on in its folder, and that no other job writes to it.
 
     Raises:
         UserError: if it may not.
     """
-    begins = run.resume in (None, AUTO)
-    if begins and run.name is None:
+    begins = settings.resume in (None, AUTO)
+    if begins and settings.name is None:
         return
-    folder = pathlib.Path(run.out) / run.name if begins else pathlib.Path(run.resume)
+    folder = pathlib.Path(settings.out, settings.name or "") if begins else pathlib.Path(settings.resume or "")
     if begins and not check_folder(folder, "run"):
         return
-    if run.resume is None:
+    if settings.resume is None:
         raise UserError(_taken(folder))
     try:
         RunLock(folder).release()
@@ -312,12 +317,12 @@ def check_run_folder(run):
         raise UserError(f"run folder {folder}: cannot be written: {error.strerror}") from None
 
 
-def _taken(folder):
+def _taken(folder: pathlib.Path) -> str:
     problem = "is a file" if folder.is_file() else "exists already"
     return f"run folder {folder}: {problem}; choose another --name or --out, or continue that run with --resume"
 
 
-def make_run_folder(out, name, prefix, begins_anew=False):
+def make_run_folder(out: str | os.PathLike[str], name: str | None, prefix: str, begins_anew: bool = False) -> RunLock:
     """Make a run folder, and return its `RunLock`; what a run that ended before its first checkpoint left is renamed.
 
     Args:
@@ -337,7 +342,9 @@ def make_run_folder(out, name, prefix, begins_anew=False):
                     raise FileExistsError(errno.EEXIST, "exists already", str(out / name))
                 _set_begun_aside(out / name)
             return make_locked_folder(out / name)[0]
-        for number in itertools.count(1):
+        number = 0
+        while True:
+            number += 1
             with contextlib.suppress(FileExistsError):
                 folder = out / f"{prefix}-{number:03d}"
                 if not os.path.lexists(folder):
@@ -350,13 +357,13 @@ def make_run_folder(out, name, prefix, begins_anew=False):
         ) from None
 
 
-def make_locked_folder(folder, identity=None):
+def make_locked_folder(folder: pathlib.Path, identity: str | None = None) -> tuple[RunLock, str]:
     """(the `RunLock`, the identity) of a new run folder, which no other process ever sees without its lock.
 
     Raises:
         FileExistsError: if there is something of that name. OSError: if it cannot be made.
     """
-    locks = []
+    locks: list[RunLock] = []
     try:
         identity = make_folder(folder, "run", identity, lambda unnamed: locks.append(RunLock(unnamed)))
     except BaseException:
@@ -367,7 +374,7 @@ def make_locked_folder(folder, identity=None):
     return locks[0], identity
 
 
-def _set_begun_aside(folder):
+def _set_begun_aside(folder: pathlib.Path) -> None:
     """Rename the folder of a run that ended before its first checkpoint.
 
     Raises:
@@ -376,7 +383,7 @@ def _set_begun_aside(folder):
     """
     lock = RunLock(folder)
     try:
-        if find_checkpoints(folder) or had_checkpoints(folder) or is_complete(folder):
+        if has_checkpoint(folder) or had_checkpoints(folder) or is_complete(folder):
             raise UserError(f"run folder {folder}: another job has used it meanwhile: start this one again to continue")
         lock.folder = set_aside(folder)
     finally:

@@ -16,7 +16,7 @@ from fedmpi.ground.files.run_files import ATTACK_FIGURE, MODEL_AND_ROWS, PARTITI
 from fedmpi.ground.files.settings_files import read_settings_file
 from fedmpi.ground.registry import command_name
 from fedmpi.ground.settings import setting
-from fedmpi.ground.text import short
+from fedmpi.ground.text import say, short
 from fedmpi.models import find_model
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of
 from fedmpi.tasks.classification import DEFAULT_MODELS
@@ -289,7 +289,7 @@ class LoadedAttack(LoadedTask):
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            print(f"no {ATTACK_FIGURE}: matplotlib is not installed (pip install 'fedmpi[plot]')", flush=True)
+            say(f"no {ATTACK_FIGURE}: matplotlib is not installed (pip install 'fedmpi[plot]')")
             return
         images = self._to_show(module)
         figure = Figure(figsize=(1.2 * (len(images) + 2), 3), layout="constrained")

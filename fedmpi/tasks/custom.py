@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import AgreedUserError, UserError
+from fedmpi.ground.generators import seed_all
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import FIRST, WHOLE, derive, generator
 from fedmpi.ground.text import Log, short
-from fedmpi.oracles.base import seed_all
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
-from fedmpi.tasks.metrics import ANSWERS, OUTPUTS, PADDING, Answers, Metric, crossing, last_layer, or_nan
+from fedmpi.tasks.metrics import OUTPUTS, PADDING, Answers, Metric, crossing, or_nan
 from fedmpi.tasks.same_tests import check_same_tests
 
 log = Log(__name__)
@@ -55,7 +55,7 @@ class Task(BaseTask):
             path of one of torchmetrics' or scikit-learn's, or a pair of it and its keyword arguments. Functions of
             scikit-learn get (targets, what they compare with these: classes, scores, probabilities or values).
         outputs: what the outputs in `predict` are: "scores" (logits: softmax, or the sigmoid of a single one, makes
-            probabilities of them), "probabilities" or "values"; None: scores, if they cannot be probabilities.
+            probabilities of them), "probabilities" or "values"; None: not said, which is an error where it matters.
         class_names: names of the classes, for vectors and matrices; None: their numbers.
         model: the default model: a class, or its dotted path. num_classes: given to models that take it, or None.
         goal: (metric, sign) by which one result is better than another; sign 1 if more is better.
@@ -152,8 +152,8 @@ class LoadedOwnTask(LoadedTask):
             raise UserError(f"{given}: expected {', '.join(map(repr, OUTPUTS))}, or None")
         self.goal, self.num_classes, self.default_model = task.goal, task.num_classes, task.default_model
         number = context.num_clients
-        self._train = {k: _checked(task.train(k, number), f"train({k})") for k in context.clients}
-        self._test = _checked(task.test(), "test()", may_lack=True)
+        self._train = {k: checked(task.train(k, number), f"train({k})") for k in context.clients}
+        self._test = checked(task.test(), "test()", may_lack=True)
         self._tests_of_clients = [_own_test(task, client, number) for client in context.clients]
         self.has_own_tests = type(task).test_of is not Task.test_of
         self._form = {"kind": task.outputs or "scores"}  # of outputs, see `Answers`
@@ -191,14 +191,13 @@ class LoadedOwnTask(LoadedTask):
         return len(self._train[client])
 
     def describe_inputs(self):
-        task, kind = self._task, self._task.outputs
+        kind = self._task.outputs
         if not self._takes_numbers:
             return {}
-        names, shape = task.class_names, list(self.shape)
+        names, shape = self._task.class_names, list(self.shape)
         kinds = {"class_names": [*map(str, names)]} if names else {}
         kinds |= {"outputs_are": kind} if kind else {}
-        are_values = kind == "values" or not (kind or names or (task.num_classes or 0) > 1)
-        outputs = "values" if are_values else self._kinds_of_outputs
+        outputs = "values" if kind in ("values", None) else self._kinds_of_outputs
         return {"input": {"shape": shape, "divide_by": 1, "mean": [0.0], "std": [1.0]}, "outputs": outputs, **kinds}
 
     def batch(self, client, indices):
@@ -233,7 +232,7 @@ class LoadedOwnTask(LoadedTask):
         for client, indices in self._drawn:
             name = f"training data of client {client}"
             for index in indices.tolist():
-                if not _is_finite(_fetch_item(self._train[client], index, name)):
+                if not _is_finite(fetch_item(self._train[client], index, name)):
                     return f"{name}, item {index}: has a value that is not finite"
         return self._bad
 
@@ -271,9 +270,8 @@ class LoadedOwnTask(LoadedTask):
             self._form["low"] = -1 if ((found[1] < 0) & (found[1] != PADDING)).any() else 0
             answers = Answers(*found, **self._form)
             if answers.outputs.dim() == 2 and answers.outputs.shape == answers.targets.shape:
-                are_labels = self._task.outputs is not None or not answers.targets.is_floating_point()
-                self._kinds_of_outputs = "labels" if are_labels else "values"
-            agree(link, lambda answers=answers: self._check_outputs(module, answers))
+                self._kinds_of_outputs = "labels"
+            agree(link, lambda answers=answers: self._check_outputs(answers))
             try:
                 agree(link, lambda found=found: self._measure_all(*found))
                 return
@@ -281,21 +279,16 @@ class LoadedOwnTask(LoadedTask):
                 if chosen is parts:
                     raise
 
-    def _check_outputs(self, module, answers):
-        """Check that the task says what its model's outputs are, where a metric depends on it and they could be either.
+    def _check_outputs(self, answers):
+        """Check that the task says what its model's outputs are, if a metric depends on it.
 
         Raises:
             UserError: how to say it.
         """
-        if self._task.outputs is not None:
-            return
-        last = last_layer(module)
-        for name, metric in self._metrics.items():
-            ends = isinstance(last, ANSWERS)
-            if metric.depends_on_kind(answers) and (ends or answers.may_be_either()):
-                found = f"the model ends with {type(last).__name__}" if ends else "the model's outputs are from 0 to 1"
+        for name, metric in self._metrics.items() if self._task.outputs is None else ():
+            if metric.depends_on_kind(answers):
                 raise UserError(
-                    f"metric {name}: {found}: say in the task {self._name} what they are: outputs = "
+                    f"metric {name}: depends on what the model's outputs are: say in the task {self._name} outputs = "
                     '"probabilities", or outputs = "scores" (logits)'
                 )
 
@@ -532,7 +525,7 @@ class _Part:
         return len(self._indices)
 
     def __getitem__(self, position):
-        return _fetch_item(self._dataset, self.index(position), self.name)
+        return fetch_item(self._dataset, self.index(position), self.name)
 
     def index(self, position):
         """Number of the item in the user's Dataset."""
@@ -549,7 +542,8 @@ class _Part:
         return _Part(self._dataset, self.name, [self.index(position) for position in chosen])
 
 
-def _fetch_item(dataset, index, name):
+def fetch_item(dataset, index, name):
+    """The item of a user's Dataset at a number; an error names both."""
     try:
         return dataset[index]
     except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
@@ -658,22 +652,22 @@ def _is_finite(value):
 
 def _own_test(task, client, num_clients):
     """The `_Part` of a client's own test data, or None."""
-    dataset = _checked(task.test_of(client, num_clients), f"test_of({client})", may_lack=True)
+    dataset = checked(task.test_of(client, num_clients), f"test_of({client})", may_lack=True)
     return None if dataset is None else _Part(dataset, f"test data of client {client}")
 
 
-def _checked(dataset, name, may_lack=False):
+def checked(dataset, name, may_lack=False):
     """A user's Dataset; `may_lack`: whether it may be None, or empty."""
     if dataset is None and may_lack:
         return None
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length")
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length and items by number")
     try:
         length = len(dataset)
     except Exception as error:  # noqa: BLE001  the user's; Python says what is wrong with lengths below 0
         raise UserError(f"{name}: has no length: {short(error)}") from None
     if not length and not may_lack:
-        raise UserError(f"{name}: the client has no sample")
+        raise UserError(f"{name}: has no items")
     return dataset
 
 

@@ -1,71 +1,165 @@
-"""Classification on torch's Datasets, one per client, which a Python program gives as objects."""
+"""The task of torch's Datasets, one per client, which a Python program gives as objects."""
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.nn import functional
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.samples import Samples
 from fedmpi.data.source import SPLITS, check_labels
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.generators import seed_all
+from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import derive
 from fedmpi.ground.text import short
-from fedmpi.oracles.base import seed_all
-from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
+from fedmpi.tasks.custom import Task, checked, fetch_item
 from fedmpi.tasks.same_tests import check_same_tests
 
 IN_MEMORY = (TensorDataset, np.ndarray, torch.Tensor, list, tuple)  # whose items never change
+LOSSES = {"squared": functional.mse_loss, "absolute": functional.l1_loss, "huber": functional.huber_loss}
+SK, READING = "sklearn.metrics.", ("workers", "prefetch", "measured_samples")
+KINDS = {"classification": (), "regression": (*READING, "criterion"), "multilabel": READING}  # of targets -> settings
+MEMBERS = {
+    "classification": {"can_hold_out": True},
+    "regression": {
+        "outputs": "values",
+        "allowed": "a finite number, or a vector of them",
+        "metrics": {"r2": f"{SK}r2_score", "mean_absolute_error": f"{SK}mean_absolute_error"},
+    },
+    "multilabel": {
+        "outputs": "scores",
+        "allowed": "a vector of zeros and ones",
+        "metrics": {"f1": (f"{SK}f1_score", {"average": "macro"}), "exact_matches": f"{SK}accuracy_score"},
+    },
+}
 
 
-def classification_of(train, test=None, cache=False):
-    """The task of classifying Datasets, see `_DatasetClassification`."""
-    return _DatasetClassification(train, test, cache)
+def task_of(task, data, test_data, cache):
+    """The `Datasets` that `fedmpi.train` is given. `task`: one of `KINDS`, a dict of it and its settings, or None.
+
+    Raises:
+        UserError: if there is no such kind, or it has no such setting, or not this value.
+    """
+    settings = {**task} if isinstance(task, Mapping) else {"name": task}
+    kind = settings.pop("name", None) or "classification"
+    if kind not in [*KINDS]:
+        kinds = ", ".join(map(repr, KINDS))
+        raise UserError(f"task, beside data = [one Dataset per client]: expected {kinds}, or none for classification")
+    if cache and kind != "classification":
+        raise UserError(f"cache: task {kind} reads each item when it is needed: leave it out, or give TensorDatasets")
+    for name in settings:
+        if name not in KINDS[kind]:
+            known = ", ".join(KINDS[kind]) or "none, beside data = [one Dataset per client]"
+            raise UserError(f"task {kind} has no setting {name}: expected {known}")
+    return Datasets(**settings, kind=kind, train_sets=data, test_set=test_data, cache=cache)
 
 
 @dataclasses.dataclass(frozen=True)
-class _DatasetClassification(BaseTask):
-    """Train a classifier on one `torch.utils.data.Dataset` per client, whose items are (input, label).
+class Datasets(Task):
+    """Learn from one `torch.utils.data.Dataset` per client, whose items are (input, target).
 
-    Bytes are divided by 255, as those of files. Datasets whose items are in memory (see `IN_MEMORY`) are read once and
-    held there as float32. Another Dataset may
-    transform its items at random: it is read once for its labels and then in every pass.
+    Of classes, bytes are divided by 255, as those of files. Datasets whose items are in memory (see `IN_MEMORY`) are
+    read once and held there as float32. Another Dataset may transform its items at random: it is read once for its
+    labels and then in every pass. Of other targets, items are read as those of every `Task`.
 
     Args:
-        train: a sequence with one Dataset per client (those of other ranks' clients may be None), or a function
-            of a client's number that makes it. test: a Dataset that all ranks have, or None.
+        kind: what the targets are, one of `KINDS`: classes, whole numbers from 0; for "regression" numbers or vectors;
+            for "multilabel" vectors of zeros and ones. The model has an output per class or number, or a logit per
+            label.
+        train_sets: a sequence with one Dataset per client (those of other ranks' clients may be None), or a function
+            of a client's number that makes it. test_set: a Dataset that all ranks have, or None.
         cache: whether all of them are held in memory.
     """
 
     name = "datasets"
-    has_partition = False
-    can_hold_out = True
+    is_base = True  # not in the list of tasks
+    model = "mlp"
 
-    train: Any = None
-    test: Any = None
+    kind: str = setting("classification", "what the targets are", among=KINDS, role="problem")
+    criterion: str = setting("squared", "the loss: mean difference, huber with delta = 1", among=LOSSES, role="problem")
+    train_sets: Any = None
+    test_set: Any = None
     cache: bool = False
 
+    def __post_init__(self):
+        super().__post_init__()
+        for name, value in MEMBERS[self.kind].items():
+            object.__setattr__(self, name, value)
+
+    def train(self, client, num_clients):
+        return self.train_sets(client) if callable(self.train_sets) else self.train_sets[client]
+
+    def test(self):
+        return self.test_set
+
     def load(self, context, partition):
-        get = self.train if callable(self.train) else self.train.__getitem__
-        if not callable(self.train) and len(self.train) != context.num_clients:
-            raise UserError(
-                f"data: {len(self.train)} Datasets for {context.num_clients} clients: expected one for each"
-            )
-        train = {client: self._items(get(client), f"data of client {client}") for client in context.clients}
-        num_tests = 0 if self.test is None else _length(self.test, "test_data")
+        number = context.num_clients
+        if not callable(self.train_sets) and len(self.train_sets) != number:
+            raise UserError(f"data: {len(self.train_sets)} Datasets for {number} clients: expected one for each")
+        sets = {f"data of client {client}": self.train(client, number) for client in context.clients}
+        if self.kind == "classification":
+            return self._load_classes(context, sets)
+        sets["test_data"] = self.test_set
+        targets = [self._first_target(*pair) for pair in sets.items() if pair[1] is not None]
+        if len({target.shape for target in targets}) > 1:
+            shapes = [list(target.shape) for target in targets]
+            raise UserError(f"data: targets of the shapes {shapes}: expected one shape")
+        object.__setattr__(self, "num_classes", targets[0].numel())  # the outputs of models that are chosen by name
+        return super().load(context, partition)
+
+    def predict(self, model, batch):
+        """(outputs, targets), of one shape.
+
+        Raises:
+            UserError: if the model has more or fewer outputs than there are targets.
+        """
+        inputs, targets = batch
+        outputs = model(inputs)
+        if outputs.numel() != targets.numel():
+            given, expected = list(outputs.shape), list(targets.shape)
+            raise UserError(f"task {self.kind}: the model's outputs are {given}: expected {expected}, as the targets")
+        return outputs.reshape(targets.shape), targets.to(outputs.dtype)
+
+    def loss(self, model, batch):
+        are_labels = self.kind == "multilabel"
+        measure = functional.binary_cross_entropy_with_logits if are_labels else LOSSES[self.criterion]
+        return measure(*self.predict(model, batch))
+
+    def _first_target(self, name, dataset):
+        """The target of a Dataset's first item as a tensor."""
+        try:
+            inputs, target = dataset[0]
+            target = torch.as_tensor(target)
+            is_right = bool(target.isfinite().all()) and target.dim() <= 1 and not target.is_complex()
+            is_label = target.dim() == 1 and bool(((target == 0) | (target == 1)).all())
+        except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
+            raise UserError(f"{name}, item 0: expected (input, target): {short(error)}") from None
+        if not (is_label if self.kind == "multilabel" else is_right):
+            raise UserError(f"{name}, item 0 has the target {short(target.tolist(), 80)}: expected {self.allowed}")
+        if isinstance(inputs, torch.Tensor) and inputs.dtype == torch.uint8:
+            raise UserError(f"{name}: the inputs are bytes (uint8): expected them divided by 255")
+        return target
+
+    def _load_classes(self, context, sets):
+        """See `load`. sets: name of each of this rank's clients, for messages -> its Dataset."""
+        train = dict(zip(context.clients, (self._items(dataset, name) for name, dataset in sets.items())))
+        num_tests = 0 if self.test_set is None else len(checked(self.test_set, "test_data"))
         num_parts, own_parts = context.num_ranks, [context.rank]
         if context.is_personal:  # a part per client, which its own model is tested on
             num_parts, own_parts = context.num_clients, context.clients
         tests = [np.arange(num_tests * part // num_parts, num_tests * (part + 1) // num_parts) for part in own_parts]
         everything = np.concatenate(tests)
-        test = self._items(self.test, "test_data", everything) if len(everything) else None
+        test = self._items(self.test_set, "test_data", everything) if len(everything) else None
         loaded = LoadedDatasets(context, train, test, num_tests, tests)
-        loaded.common_test = self.test
+        loaded.common_test = self.test_set
         return loaded
 
     def _items(self, dataset, name, indices=None):
@@ -73,7 +167,7 @@ class _DatasetClassification(BaseTask):
 
         The inputs are `_Items`, if they change.
         """
-        indices = np.arange(_length(dataset, name)) if indices is None else indices
+        indices = np.arange(len(checked(dataset, name))) if indices is None else indices
         keeps = self.cache or _is_in_memory(dataset)
         inputs, labels, are_bytes = _read(dataset, name, indices, keeps=keeps)
         return (
@@ -217,19 +311,6 @@ def _declared(dataset):
     return len(classes) if isinstance(classes, list | tuple) else 0
 
 
-def _length(dataset, name):
-    """Number of items of a Dataset."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise UserError(f"{name}: is a {type(dataset).__name__}: expected a Dataset with a length and items by number")
-    try:
-        length = len(dataset)
-    except Exception as error:  # noqa: BLE001  the user's; Python says what is wrong with lengths below 0
-        raise UserError(f"{name}: has no length: {short(error)}") from None
-    if length == 0:
-        raise UserError(f"{name}: has no items")
-    return length
-
-
 def _read(dataset, name, indices, draw=None, keeps=True):
     """(inputs [n, ...] float32, labels [n] int64, whether inputs are bytes) of the items of a Dataset at `indices`.
 
@@ -243,13 +324,9 @@ def _read(dataset, name, indices, draw=None, keeps=True):
     for index in indices.tolist():
         if draw is not None:
             seed_all(derive(draw, index), torch.device("cpu"))
-        try:
-            item = dataset[index]
-        except Exception as error:  # noqa: BLE001  the user's Dataset can raise anything
-            kind = f"{type(error).__name__}: "
-            raise UserError(f"{name}: item {index}: cannot be read: {kind}{short(error)}") from error
+        item = fetch_item(dataset, index, name)
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UserError(f"{name}: item {index} is a {type(item).__name__}: expected (input, label)")
+            raise UserError(f"{name}, item {index} is a {type(item).__name__}: expected (input, label)")
         try:
             given = item[0]
             if isinstance(given, np.ndarray) and not given.dtype.isnative:
@@ -264,16 +341,16 @@ def _read(dataset, name, indices, draw=None, keeps=True):
             inputs.append(given.float() / 255 if given.dtype == torch.uint8 else given.float())
             label = torch.as_tensor(item[1])
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise UserError(f"{name}: item {index}: expected numbers as (input, label): {short(error)}") from None
+            raise UserError(f"{name}, item {index}: expected numbers as (input, label): {short(error)}") from None
         if label.numel() != 1 or label.is_floating_point() or label.item() < 0:
-            raise UserError(f"{name}: item {index} has the label {item[1]}: expected a class, a whole number from 0")
+            raise UserError(f"{name}, item {index} has the label {item[1]}: expected a class, a whole number from 0")
         if not inputs[-1].isfinite().all():
-            raise UserError(f"{name}: item {index} has an input that is not finite: expected finite numbers")
+            raise UserError(f"{name}, item {index} has an input that is not finite: expected finite numbers")
         labels.append(int(label))
         if inputs[-1].shape != inputs[0].shape:
             odd, first = list(inputs[-1].shape), list(inputs[0].shape)
             raise UserError(
-                f"{name}: item {index} has an input of shape {odd}, item {int(indices[0])} one of {first}: expected "
+                f"{name}, item {index} has an input of shape {odd}, item {int(indices[0])} one of {first}: expected "
                 "inputs of one shape"
             )
         if not keeps and len(inputs) > 1:

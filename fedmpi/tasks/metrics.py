@@ -209,16 +209,6 @@ class Answers:
             return bool(((outputs >= 0) & (outputs <= 1 + FAR_FROM_ONE)).all() and add_up)
         return bool(((outputs >= 0) & (outputs <= 1)).all())
 
-    def may_be_either(self):
-        """Whether these outputs, of which the task says nothing, may be scores as well as probabilities.
-
-        Answers that are all 0 or 1 are the same classes in both readings.
-        """
-        if not self.outputs.is_floating_point() or not len(self.outputs) or not self.may_be_probabilities():
-            return False
-        are_classes = bool(((self.outputs == 0) | (self.outputs == 1)).all())
-        return not are_classes or bool(self.num_classes_of(self.outputs, self.targets))
-
     def cases(self):
         """[classes] numbers of targets of each class, or None if they are no classes.
 

@@ -8,7 +8,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fedmpi.data.same_files import allgather_salted, common_salt, in_groups
 from fedmpi.ground.errors import AgreedUserError
-from fedmpi.oracles.base import generators_kept, seed_all
+from fedmpi.ground.generators import generators_kept, seed_all
 
 FEW = 10  # items that are compared of a Dataset that reads or computes its items
 HINT = (

@@ -7,7 +7,8 @@ import inspect
 import os
 import pathlib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,24 +19,30 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.equality import check_same_model
 from fedmpi.comm.job.opening import TIMEOUT, close_link, open_link
 from fedmpi.comm.job.ranks import end_at_once
+from fedmpi.comm.link import Link
 from fedmpi.config.build import CHOICES, STAGES
-from fedmpi.config.grammar import FLAGS, SWITCHES, Given, flatten
+from fedmpi.config.grammar import Assignments, Flags, Given, flatten
 from fedmpi.ground.errors import AgreedUserError, Diverged, Stopped, UserError
+from fedmpi.ground.generators import generators_kept
 from fedmpi.ground.machine.cores import run_on, usable_cores
 from fedmpi.ground.machine.devices import WORKSPACE, arithmetic_kept
 from fedmpi.ground.machine.memory import return_freed_memory
-from fedmpi.ground.text import Log
-from fedmpi.oracles.base import generators_kept
+from fedmpi.ground.text import Log, progress_shown
 from fedmpi.oracles.flat_module import give_own_memory
+from fedmpi.runs.baselines import Comparison
+from fedmpi.runs.loop.part import check_parts
 from fedmpi.runs.model_files import load_values, read_state
 from fedmpi.runs.record import CLIENTS_KEY
-from fedmpi.tasks.datasets import classification_of
-from fedmpi.tasks.targets import KINDS, task_of
+from fedmpi.tasks.datasets import KINDS, task_of
 from fedmpi.training import baselines
 from fedmpi.training.build import read_config
 from fedmpi.training.early_stopping import Callbacks
 
 log = Log(__name__)
+
+OF_THE_COMMAND = ("help", "list", "print_config", "traceback")  # options that have no meaning in a program
+FILES = ("preset", "config")
+Functions = dict[str, Callable[[dict[str, float]], object] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,16 +57,19 @@ class Run:
         final: name -> value of the metrics of the resulting model, measured on all data.
         folder: path of the run folder.
         settings: nested dict, as in settings.yaml.
-        baselines: of a run with baselines, what `fedmpi.runs.baselines.read` describes; otherwise empty.
+        baselines: of a run with baselines, a `fedmpi.runs.baselines.Comparison`; otherwise None.
+        cross_site: of a run with private layers and cross_site: name of a metric -> matrix, whose row i has the metric
+            of client i's model on the data of each client; nan where there are none. {} if the run was complete before.
     """
 
     _model: torch.nn.Module
-    metrics: list[dict[str, typing.Any]]
+    metrics: list[dict[str, Any]]
     final: dict[str, float]
     folder: pathlib.Path
-    settings: dict[str, typing.Any]
+    settings: dict[str, Any]
     models: Mapping[int, torch.nn.Module] = dataclasses.field(default_factory=dict)
-    baselines: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+    baselines: Comparison | None = None
+    cross_site: dict[str, list[list[float]]] = dataclasses.field(default_factory=dict)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -72,7 +82,7 @@ class Run:
             raise UserError("Run.model: each client has a model of its own (private): choose one, like run.models[0]")
         return self._model
 
-    def frame(self) -> typing.Any:
+    def frame(self) -> Any:
         """The records as a `pandas.DataFrame` with a row per round; client k's values are columns like "accuracy/k".
 
         Raises:
@@ -111,30 +121,30 @@ class _ClientModels(Mapping[int, torch.nn.Module]):
         return self._num_clients
 
 
-def run(settings: dict[str, typing.Any]) -> Run:
+def run(settings: dict[str, Any]) -> Run:
     """See `fedmpi.train`; `settings` are its keyword arguments. Collective on the ranks of `comm`."""
     settings = dict(settings)
-    comm = settings.pop("comm", None)
-    functions = {name: settings.pop(name, None) for name in ("on_round", "on_evaluation")}
+    comm, verbose, parts = settings.pop("comm", None), settings.pop("verbose", False), settings.pop("parts", ())
+    functions: Functions = {name: settings.pop(name, None) for name in ("on_round", "on_evaluation")}
     timeout = settings.get("timeout")  # it is checked later; there are waits before
     link = open_link(comm, timeout if isinstance(timeout, int | float) and 0 < timeout < TIMEOUT else TIMEOUT)
     try:
-        with _process_restored():
-            given, objects = agree(link, lambda: _read(settings, functions))
+        with _process_restored(), progress_shown(verbose is True):
+            agree(link, lambda: check_parts(parts))
+            given, objects = agree(link, lambda: _read(settings, functions, verbose))
             if isinstance(objects.get("model"), torch.nn.Module):
                 objects["model"] = _of_rank_0(link, objects["model"])
             config = read_config(given, link, objects)
-            if isinstance(config, str):
-                text = "help, list and print_config are options of python -m fedmpi.train: leave them out"
-                raise AgreedUserError(text, link.rank == 0)
             for note in config.notes if link.rank == 0 else ():
                 log.warning(note)
-            outcome, compared = baselines.train(config, link, Callbacks(**functions))
+            outcome, compared = baselines.train(config, link, Callbacks(**functions, parts=parts))
             model = outcome.make_model()
-        has_one = config.run.private is None
+        has_one = config.layers.private is None
         models = {} if has_one else _ClientModels(model, outcome.folder, sum(map(len, link.clients)))
-        parts = (outcome.records, outcome.metrics, outcome.folder, config.resolved, models, compared)
-        return Run(model, *parts)
+        table = Comparison.of(compared) if compared else None
+        crossed = {metric: found["matrix"] for metric, found in outcome.cross_site.items()}
+        facts = (outcome.records, outcome.metrics, outcome.folder, config.resolved)
+        return Run(model, *facts, models, table, crossed)
     except (AgreedUserError, Diverged, Stopped):
         raise
     except BaseException as error:
@@ -146,7 +156,7 @@ def run(settings: dict[str, typing.Any]) -> Run:
 
 
 @contextlib.contextmanager
-def _process_restored():
+def _process_restored() -> Iterator[None]:
     """A context that leaves cores, torch's threads, generators and switches, variables, and malloc as they were."""
     cores, threads, sets_workspace = usable_cores(), torch.get_num_threads(), WORKSPACE not in os.environ
     switches = _deterministic()
@@ -163,12 +173,12 @@ def _process_restored():
             return_freed_memory()
 
 
-def _deterministic():
+def _deterministic() -> tuple[bool, bool]:
     """(whether torch uses deterministic algorithms only, whether it only warns of others)."""
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _of_rank_0(link, module):
+def _of_rank_0(link: Link, module: torch.nn.Module) -> torch.nn.Module:
     """A copy of a module with the parameters and buffers that it has on rank 0. Collective on the link.
 
     Raises:
@@ -186,7 +196,9 @@ def _of_rank_0(link, module):
     return copied
 
 
-def _read(settings, functions):
+def _read(
+    settings: dict[str, Any], functions: Functions, verbose: object = False
+) -> tuple[tuple[Assignments, Flags], dict[str, Any]]:
     """(what `parse_command_line` makes of a command line, group -> object), from keyword arguments.
 
     A setting that is None is null, a group that is None is left out.
@@ -197,7 +209,12 @@ def _read(settings, functions):
     for name, function in functions.items():
         if not callable(function) and function is not None:
             raise UserError(f"{name} is a {type(function).__name__}: expected a function of a round's record")
-    objects, values = {}, {}
+    if not isinstance(verbose, bool):
+        raise UserError(f"verbose is a {type(verbose).__name__}: expected True or False")
+    if any(settings.get(name) is not None for name in OF_THE_COMMAND):
+        raise UserError(f"{', '.join(OF_THE_COMMAND)} are options of python -m fedmpi.train: leave them out")
+    objects: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     data, test_data, cache = settings.pop("data", None), settings.pop("test_data", None), settings.pop("cache", False)
     if data is None or isinstance(data, str | os.PathLike):
         if test_data is not None or cache:
@@ -205,12 +222,13 @@ def _read(settings, functions):
             raise UserError(f"{name}: expected only beside data = [one Dataset per client]")
         values |= {} if data is None else {"data": data}
         task = settings.get("task")
-        if (name := task.get("name") if isinstance(task, Mapping) else task) in tuple(KINDS):
-            raise UserError(f"task {name}: expected data = [one Dataset per client] beside it")
+        task = task.get("name") if isinstance(task, Mapping) else task
+        if task in [*KINDS][1:]:
+            raise UserError(f"task {task}: expected data = [one Dataset per client] beside it")
     elif not callable(data) and (isinstance(data, Mapping) or not hasattr(data, "__getitem__")):
         raise UserError(f"data is a {type(data).__name__}: expected a name, a path, or one Dataset per client")
     else:
-        objects["task"] = _task_of(settings.pop("task", None), data, test_data, bool(cache))
+        objects["task"] = task_of(settings.pop("task", None), data, test_data, bool(cache))
         if isinstance(data, typing.Sized):
             settings["clients"] = len(data) if settings.get("clients") is None else settings["clients"]
         if settings.pop("partition", None) is not None:
@@ -220,28 +238,14 @@ def _read(settings, functions):
             objects[name] = list(chosen("mean", value).stages)
         elif name in CHOICES and value is not None and not isinstance(value, str | Mapping):
             objects[name] = _object(name, value)
-        elif value is not None or name not in (*CHOICES, STAGES, *FLAGS, *SWITCHES):
+        elif value is not None or name not in (*CHOICES, STAGES, *FILES, *OF_THE_COMMAND):
             values[name] = dict(value) if isinstance(value, Mapping) else value
     flat = {key: plain(key, value) for key, value in flatten(values).items()}
-    flags = {key: True if key in SWITCHES else Given(flat[key]) for key in flat if key in (*FLAGS, *SWITCHES)}
+    flags: Flags = {name: Given(flat[name]) for name in FILES if name in flat}
     return ([(key, Given(value)) for key, value in flat.items() if key not in flags], flags), objects
 
 
-def _task_of(task, data, test_data, cache):
-    """The task of Datasets, from `fedmpi.train`'s argument `task`: a name, or a dict of it and its settings."""
-    name, settings = (task.get("name"), {**task}) if isinstance(task, Mapping) else (task, {})
-    settings.pop("name", None)
-    if name in KINDS and not cache:
-        return task_of(name, settings, data, test_data)
-    if name in KINDS:
-        raise UserError(f"cache: task {name} reads each item when it is needed: leave it out, or give TensorDatasets")
-    if task is not None:
-        kinds = ", ".join(map(repr, KINDS))
-        raise UserError(f"task, beside data = [one Dataset per client]: expected {kinds}, or none for classification")
-    return classification_of(data, test_data, cache)
-
-
-def _object(group, value):
+def _object(group: str, value: Any) -> Any:
     """A setting that is given as an object: an instance, or of models also a function that makes one."""
     base = CHOICES[group].base
     if isinstance(value, base) or (group == "model" and callable(value)):
@@ -253,7 +257,7 @@ def _object(group, value):
     raise UserError(f"{group} is a {type(value).__name__}: expected {kinds}")
 
 
-def plain(key, value):
+def plain(key: str, value: Any) -> Any:
     """A value as settings can hold it: numpy's and torch's numbers as Python's, and what is in lists and dicts.
 
     Raises:
@@ -275,7 +279,7 @@ def plain(key, value):
     raise UserError(f"{key} is a {of}: expected {expected}")
 
 
-def _number_of_numpy(value):
+def _number_of_numpy(value: Any) -> Any:
     """A number of numpy as Python's; another value as it is."""
     for of_numpy, kind in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
         if isinstance(value, of_numpy):

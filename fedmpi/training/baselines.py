@@ -8,11 +8,11 @@ import torch
 
 from fedmpi.aggregation.sending import Sending
 from fedmpi.comm.agreement import agree, share
-from fedmpi.comm.link import Traffic
+from fedmpi.comm.traffic import Traffic
 from fedmpi.config.resume import AUTO
 from fedmpi.ground.errors import Diverged, UserError
-from fedmpi.ground.files.run_files import find_checkpoints, is_complete
-from fedmpi.ground.text import Log
+from fedmpi.ground.files.run_files import has_checkpoint, is_complete
+from fedmpi.ground.text import Log, say
 from fedmpi.runs import baselines
 from fedmpi.runs.record import HELD_OUT
 from fedmpi.training import loop
@@ -26,7 +26,7 @@ FOLDER = "baselines"  # in the run folder: the folders of the further runs
 def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is frozen
     """(the `Trained` of `fedmpi.training.loop.train`, its file of the baselines that the settings ask for or {})."""
     outcome = loop.train(config, link, callbacks, began)
-    return outcome, _compare(outcome) if config.run.baselines else {}
+    return outcome, _compare(outcome) if config.studies.baselines else {}
 
 
 def _compare(outcome):
@@ -40,10 +40,10 @@ def _compare(outcome):
         content = {"metric": metric, "tests": _tests(job.task, metric)[0], "names": job.task.client_names or []}
         content |= {"notes": [], "rows": [], "runs": {}}
         _add(outcome, content, _key("federated", given), outcome)
-    run, best = job.config.run, {}
-    sizes = run.baselines_step_sizes or (given / 3, given, 3 * given)
-    sizes = sorted({given, *sizes}) if run.holdout else [given]
-    for method in ("federated", *run.baselines.replace(" ", "").split(",")):
+    config, best = job.config, {}
+    sizes = config.studies.baselines_step_sizes or (given / 3, given, 3 * given)
+    sizes = sorted({given, *sizes}) if config.data.holdout else [given]
+    for method in ("federated", *config.studies.methods):
         for size in sizes:
             if _key(method, size) not in content["runs"]:
                 settings = _settings(method, job, best and best["federated"]["folder"])
@@ -58,7 +58,7 @@ def _compare(outcome):
     content |= {"pending": False, "rows": rows, "notes": _notes(job, content, sizes)}
     _write(outcome, content)
     if job.link.rank == 0:
-        print(baselines.in_words(content), flush=True)
+        say(baselines.in_words(content))
     return content
 
 
@@ -94,17 +94,17 @@ def _notes(job, content, sizes):
         chosen = "given, because nothing is held out to choose it by (--holdout)"
     costs = "samples of all silos, bytes of one, and time of the run with that step size; tuned includes federated"
     crossed = [("all silos' tests", "each silo's model on the tests of every silo, on average")]
-    crossed = crossed if job.config.run.cross_site else []
+    crossed = crossed if job.config.studies.cross_site else []
     return [_tests(job.task, content["metric"]), *crossed, ("step size", chosen), ("costs", costs)]
 
 
 def _settings(method, job, federated):
     """Settings of a method's run that differ from the run's; `federated`: folder of the best federated one."""
-    run, plan = job.config.run, job.federation.plan
+    config, plan = job.config, job.federation.plan
     if method == "pooled":
         steps = [plan.steps_of(client, 0) for client in range(plan.num_clients)]
         rounds = round(job.num_rounds * sum(steps) / len(steps))
-        every = run.eval_every and round(run.eval_every * rounds / job.num_rounds)
+        every = config.evaluation.eval_every and round(config.evaluation.eval_every * rounds / job.num_rounds)
         words = {"private": None, "local_steps": 1, "local_epochs": None, "epochs": None, "rounds": rounds}
         return {**words, "weighting": "samples", "participation": 1.0, "eval_every": every}
     settings = {} if method == "federated" else {"private": "*"}
@@ -120,16 +120,16 @@ def _derived(outcome, size, key, settings):
     common = {"out": str(folder), "name": name, "checkpoint_clients": None, "baselines_step_sizes": None}
     common["threads"] = torch.get_num_threads()  # the run's: another number might round differently
     common["baselines"] = "local"  # so that each silo's own tests are measured
-    resume = share(outcome.job.link, lambda: str(folder / name) if find_checkpoints(folder / name) else AUTO)
-    run = dataclasses.replace(config.run, **{**settings, **common, "resume": resume})
+    resume = share(outcome.job.link, lambda: str(folder / name) if has_checkpoint(folder / name) else AUTO)
     algorithm = dataclasses.replace(config.algorithm, step_size=size)
-    resolved = {**config.resolved, **dataclasses.asdict(run), "resume": None, "baselines": None}
+    own = {**settings, **common, "resume": resume}
+    resolved = {**config.resolved, **own, "resume": None, "baselines": None}
     resolved["algorithm"] = {**resolved["algorithm"], "step_size": size}
     sending = config.sending
     if settings:  # nothing is sent: neither noise nor compression
         sending, none = Sending(), {"aggregation": {"name": "mean"}, "stages": {"name": None}, "codec": None}
         resolved |= none
-    return dataclasses.replace(config, run=run, algorithm=algorithm, sending=sending, resolved=resolved)
+    return config.replaced(own, algorithm=algorithm, sending=sending, resolved=resolved)
 
 
 def _make(outcome, content, size, key, settings):
@@ -137,7 +137,7 @@ def _make(outcome, content, size, key, settings):
     link = outcome.job.link
     config = _derived(outcome, size, key, settings)
     if link.rank == 0:
-        print(f"baseline {key}:", flush=True)
+        say(f"baseline {key}:")
     link.traffic.restore(dataclasses.asdict(Traffic()))
     try:
         _add(outcome, content, key, loop.train(config, link))
@@ -163,7 +163,7 @@ def _add(outcome, content, key, made):
         "held_out": -sign * made.metrics.get(held_out, math.nan),
         "samples": made.samples,
         **{name: last[name] for name in ("bytes", "seconds")},
-        **made.cross_site.get(metric, {"all_tests": mean} if made.job.config.run.cross_site else {}),
+        **made.cross_site.get(metric, {"all_tests": mean} if made.job.config.studies.cross_site else {}),
     }
     _write(outcome, content)
 

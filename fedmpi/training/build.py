@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedmpi.comm.job.equality import check_same_model, check_software
 from fedmpi.comm.job.opening import check_alone
 from fedmpi.comm.link import Link
 from fedmpi.comm.start.launch import check_launch
-from fedmpi.config.build import Config, resolve, same_on_all_ranks
+from fedmpi.config.build import resolve, same_on_all_ranks
 from fedmpi.config.layers import read_layers
 from fedmpi.config.resume import AUTO, read_resumed
 from fedmpi.data.same_files import check_same_files
@@ -33,21 +34,21 @@ from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.runs.initial import initial_files, read_initial
 from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
+from fedmpi.training.config import Config
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, model_class, try_goal, try_metrics, try_training
-from fedmpi.training.slow_steps import SlowSteps
 
 log = Log(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Job:
-    """One rank's part of a run, ready for its first step.
+    """One rank's part of a run: what the `STEPS` of `prepare` have made so far, for its first local step in the end.
 
     Attributes:
         config: the `Config`. link: the `Link`. context: the `RankContext`.
         task: the `LoadedTask`. flat: the model as a `FlatModule`. federation: the `Federation`.
-        num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
+        plan: its `Plan`. num_rounds: of the run. num_batches: minibatches in one pass over all clients' data.
         samplers: client -> its sampler, of the clients of this rank.
         threads_by: what has decided the number of threads, see `choose_threads`.
         threads: this number, if it has become a setting of the run; else None.
@@ -55,13 +56,14 @@ class Job:
 
     config: Config
     link: Link
-    context: RankContext
-    task: LoadedTask
-    flat: FlatModule
-    federation: Federation
-    num_rounds: int
-    num_batches: int
-    samplers: dict
+    context: RankContext = None
+    task: LoadedTask = None
+    flat: FlatModule = None
+    federation: Federation = None
+    plan: Plan = None
+    num_rounds: int = 0
+    num_batches: int = 0
+    samplers: dict = dataclasses.field(default_factory=dict)
     threads_by: str = ""
     threads: int | None = None
 
@@ -91,7 +93,7 @@ def read_config(arguments, link, objects=None, below=()):
             layers, layers=[[*below], *layers.layers], files=["the run's settings", *layers.files]
         )
     resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
-    config = agree(link, lambda: resolve(layers, resumed, objects))
+    config = agree(link, lambda: resolve(layers, resumed, Config, objects))
     check_equal(
         link,
         same_on_all_ranks(config),
@@ -100,58 +102,106 @@ def read_config(arguments, link, objects=None, below=()):
     return config
 
 
-def prepare(config, link):
-    """Everything of a run up to its first step: a `Job`.
+def prepare(config, link, until=None):
+    """A `Job` that is ready for its first step; or as far as it is before the step `until`, one of `STEPS`.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).
     """
-    run = config.run
-    agree(link, lambda: check_launch(link, run.ranks))
+    job = Job(config, link)
+    for step in itertools.takewhile(lambda step: step is not until, STEPS):
+        step(job)
+    return job
+
+
+def take_machine(job):
+    """The ranks as they were started; threads, arithmetic, and how sums are made."""
+    config, link = job.config, job.link
+    agree(link, lambda: check_launch(link, config.machine.ranks))
     agree(link, check_alone)
     keep_freed_memory()
-    threads_by, threads = _take_threads(run, link)
-    set_arithmetic(run.tf32, run.deterministic)
-    link.transport = run.transport
-    if run.on_loss == "continue":
-        agree(link, lambda: _check_survival(run))
+    job.threads_by, job.threads = _take_threads(config.machine, link)
+    set_arithmetic(config.machine.tf32, config.machine.deterministic)
+    link.transport = config.machine.transport
+    if config.faults.on_loss == "continue":
+        agree(link, lambda: _check_survival(config.machine))
         link.transport = "allreduce"  # the others' shared memory would be waited for
-    context = agree(link, lambda: rank_context(run, link))
-    warn_if_shared(link, context.device)
-    bind_to_near_cores(context.device, link)
-    link.watch(run.timeout, spread(context.num_clients, link.size))
+
+
+def take_place(job):
+    """Which clients this rank has, and its device; from now on, the ranks notice who is missing."""
+    config, link = job.config, job.link
+    job.context = agree(link, lambda: rank_context(config, link))
+    warn_if_shared(link, job.context.device)
+    bind_to_near_cores(job.context.device, link)
+    link.watch(config.machine.timeout, spread(job.context.num_clients, link.size))
+
+
+def load_task(job):
+    """The data of this rank's clients."""
+    config, link, context = job.config, job.link, job.context
     check_common_files(link, config.task, context)
-    task = agree(link, lambda: config.task.load(context, config.partition))
-    agree(link, lambda: task.synchronise(link))
-    flat = agree(link, lambda: build_model(config, context, task))
+    job.task = agree(link, lambda: config.task.load(context, config.partition))
+    agree(link, lambda: job.task.synchronise(link))
+
+
+def make_model(job):
+    """The model, with equal values and equal code on all ranks."""
+    config, link = job.config, job.link
+    job.flat = flat = agree(link, lambda: build_model(config, job.context, job.task))
     has_frozen = not all(parameter.requires_grad for parameter in flat.module.parameters())
-    if run.init and (run.resume in (None, AUTO) or has_frozen):  # no checkpoint has the layers that are not trained
+    layers, resumes = config.layers, config.folder.resume not in (None, AUTO)
+    if layers.init and (has_frozen or not resumes):  # no checkpoint has the layers that are not trained
         if link.size > 1:
-            check_same_files(link, f"init = {run.init}", agree(link, lambda: initial_files(run.init)), EXPECTED)
-        agree(link, lambda: flat.load(read_initial(run.init, flat, run.init_except, run.init_strict)))
+            files = agree(link, lambda: initial_files(layers.init))
+            check_same_files(link, f"init = {layers.init}", files, EXPECTED)
+        agree(link, lambda: flat.load(read_initial(layers.init, flat, layers.init_except, layers.init_strict)))
     check_same_model(
         link,
         flat.module,
         "may not depend on the rank, the machine or the time (torch's, numpy's and Python's generators are seeded)",
     )
-    check_same_code(link, _code_of(config, flat, task), run.may_differ)
-    has_norm = any(isinstance(part, _BatchNorm) for part in flat.module.modules())
-    last = LastBatch(run.last_batch, least=2 if has_norm else 1)
-    samplers = agree(link, lambda: {client: _sampler(run, task, context, client, last) for client in context.clients})
-    plan, num_rounds, num_batches = agree(link, lambda: _plan(run, link, context, task, samplers))
+    check_same_code(link, _code_of(config, flat, job.task), config.machine.may_differ)
+
+
+def plan_rounds(job):
+    """Minibatches, local steps and rounds."""
+    link, config, context = job.link, job.config, job.context
+    has_norm = any(isinstance(part, _BatchNorm) for part in job.flat.module.modules())
+    last = LastBatch(config.data.last_batch, least=2 if has_norm else 1)
+
+    def samplers():
+        return {client: _sampler(config.data, job.task, context, client, last) for client in context.clients}
+
+    job.samplers = agree(link, samplers)
+    job.plan, job.num_rounds, job.num_batches = agree(
+        link, lambda: _plan(config, link, context, job.task, job.samplers)
+    )
+
+
+def try_model(job):
+    """One pass with a minibatch, forwards and backwards, and the metrics, before anything is written."""
+    config, link, task, flat = job.config, job.link, job.task, job.flat
     if config.task.has_model:
-        note = agree(link, lambda: try_training(config, flat, task, samplers))
+        note = agree(link, lambda: try_training(config, flat, task, job.samplers))
         if note and link.rank == 0:
             log.warning(note)
         try_metrics(flat, task, link)
     try_goal(config, flat, task, link)
-    oracles = agree(link, lambda: _oracles(config, task, flat, samplers))
-    private = agree(link, lambda: private_parts(run, task, flat))
+
+
+def make_federation(job):
+    """The clients with their oracles, and the server."""
+    config, link, task, flat = job.config, job.link, job.task, job.flat
+    oracles = agree(link, lambda: _oracles(config, task, flat, job.samplers))
+    private = agree(link, lambda: private_parts(config, task, flat))
     parameters = (flat.buffer_parts, flat.names, flat.shapes)
     variables = Variables(flat.x, flat.buffers, flat.segments, task.ascent(flat), *private, *parameters)
-    parts = (config.sending, SlowSteps(link, context.device))
-    federation = agree(link, lambda: Federation(config.algorithm, link, oracles, plan, variables, *parts))
-    return Job(config, link, context, task, flat, federation, num_rounds, num_batches, samplers, threads_by, threads)
+    parts = (job.plan, variables, config.sending)
+    job.federation = agree(link, lambda: Federation(config.algorithm, link, oracles, *parts))
+
+
+STEPS = (take_machine, take_place, load_task, make_model, plan_rounds, try_model, make_federation)
 
 
 def _code_of(config, flat, task):
@@ -165,9 +215,9 @@ def _code_of(config, flat, task):
     return {**objects, "what makes the model": model_class(config, task), "model": flat.module}
 
 
-def _take_threads(run, link):
+def _take_threads(machine, link):
     """Set torch's threads. Collective. Returns (what has decided them, the number if it is a setting of the run)."""
-    by_load, recorded = run.threads is None and not run.deterministic, run.threads
+    by_load, recorded = machine.threads is None and not machine.deterministic, machine.threads
     threads, reason = choose_threads(link, recorded, by_load)
     everyone = link.allgather([threads, reason.startswith(BY_LOAD), reason in VARIABLES])
     if everyone[:, 1].any():
@@ -182,39 +232,41 @@ def _take_threads(run, link):
     return reason, recorded
 
 
-def rank_context(run, link):
+def rank_context(config, link):
     """Where in the federation this rank stands; not collective."""
-    num_clients = run.clients or link.size
+    num_clients = config.data.clients or link.size
     return RankContext(
         num_clients=num_clients,
         clients=spread(num_clients, link.size)[link.rank],
         rank=link.rank,
         num_ranks=link.size,
-        seed=run.seed,
-        data_dir=run.data_dir,
-        device=pick_device(run.device, link),
-        dtype=getattr(torch, run.dtype),
-        holdout=run.holdout,
-        is_personal=run.private is not None or run.baselines is not None,
-        participation=run.participation,
+        seed=config.data.seed,
+        data_dir=config.data.data_dir,
+        device=pick_device(config.machine.device, link),
+        dtype=getattr(torch, config.machine.dtype),
+        holdout=config.data.holdout,
+        is_personal=config.layers.private is not None or config.studies.baselines is not None,
+        participation=config.rounds.participation,
         num_local=link.local_size,
-        weighting=run.weighting,
+        weighting=config.data.weighting,
     )
 
 
-def _sampler(run, task, context, client, last_batch):
+def _sampler(data, task, context, client, last_batch):
     """Which samples the draws of a client of this rank are; not collective."""
-    first = run.first_batch_size or run.batch_size
-    sampler = task.sampler(client, run.batch_size, first, run.seed, context.device)
+    first = data.first_batch_size or data.batch_size
+    sampler = task.sampler(client, data.batch_size, first, data.seed, context.device)
     cuts = getattr(sampler, "sampler", sampler)  # which a task may have wrapped
     if hasattr(cuts, "last_batch"):
         cuts.last_batch = last_batch
-    elif run.last_batch != "keep":
-        raise UserError(f"last_batch = {run.last_batch}: minibatches of this task are not cut from passes over samples")
+    elif data.last_batch != "keep":
+        raise UserError(
+            f"last_batch = {data.last_batch}: minibatches of this task are not cut from passes over samples"
+        )
     return sampler
 
 
-def _check_survival(run):
+def _check_survival(machine):
     """Check that the run can go on without a rank; not collective.
 
     Raises:
@@ -223,62 +275,66 @@ def _check_survival(run):
     reason = why_unavailable()
     if reason is not None:
         raise UserError(f"on_loss = continue: {reason}")
-    if run.transport not in ("auto", "allreduce"):
-        raise UserError(f"on_loss = continue: --transport {run.transport} waits for lost ranks: leave --transport out")
+    if machine.transport not in ("auto", "allreduce"):
+        raise UserError(
+            f"on_loss = continue: --transport {machine.transport} waits for lost ranks: leave --transport out"
+        )
 
 
-def _plan(run, link, context, task, samplers):
+def _plan(config, link, context, task, samplers):
     """(the `Plan` of the run, its number of rounds, minibatches in a pass over all clients' data)."""
     num_samples = link.allgatherv(np.array([task.num_samples(client) for client in context.clients], dtype=np.float64))
     batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients])
-    if run.local_epochs is not None:
-        steps = np.maximum(1, np.round(run.local_epochs * batches)).astype(int).tolist()
+    if config.rounds.local_epochs is not None:
+        steps = np.maximum(1, np.round(config.rounds.local_epochs * batches)).astype(int).tolist()
         if link.rank == 0 and task.dealer is None and max(steps) > UNEQUAL * min(steps):
-            log.warning(_about_unequal_steps(run, steps))
+            log.warning(_about_unequal_steps(config, steps))
     else:
-        steps = [run.local_steps] * context.num_clients
-    num_rounds = run.rounds
-    if run.epochs is not None:
-        num_rounds = max(1, math.ceil(run.epochs * batches.max() / max(steps)))
+        steps = [config.rounds.local_steps] * context.num_clients
+    num_rounds = config.rounds.rounds
+    if config.rounds.epochs is not None:
+        num_rounds = max(1, math.ceil(config.rounds.epochs * batches.max() / max(steps)))
     num_batches = int(batches.sum())
     if task.dealer is not None:
         num_batches = int(batches[0]) * len(task.dealer.parts(0))
     plan = Plan(
         context.num_clients,
         steps.__getitem__,
-        participants=functools.partial(draw_participants, context.num_clients, run.participation, run.seed),
-        weights=num_samples.tolist() if run.weighting == "samples" else None,
-        seed=run.seed,
-        dealt_steps=_dealt_steps(run, task.dealer, next(iter(samplers.values()))),
+        participants=functools.partial(
+            draw_participants, context.num_clients, config.rounds.participation, config.data.seed
+        ),
+        weights=num_samples.tolist() if config.data.weighting == "samples" else None,
+        seed=config.data.seed,
+        dealt_steps=_dealt_steps(config, task.dealer, next(iter(samplers.values()))),
     )
     return plan, num_rounds, num_batches
 
 
-def _about_unequal_steps(run, steps):
+def _about_unequal_steps(config, steps):
     """The line about clients that move the average further than others, because they make more local steps."""
-    weights = "equal weights" if run.weighting == "uniform" else "weights by samples"
+    weights = "equal weights" if config.data.weighting == "uniform" else "weights by samples"
     return (
-        f"local_epochs = {run.local_epochs:g}: clients make {min(steps)} to {max(steps)} local steps a round, so that "
-        f"where the rounds end is not the minimum of the mean loss with {weights}: who makes more steps counts more; "
-        "--local-steps gives all the same number"
+        f"local_epochs = {config.rounds.local_epochs:g}: clients make {min(steps)} to {max(steps)} local steps a "
+        f"round, so that where the rounds end is not the minimum of the mean loss with {weights}: who makes more steps "
+        "counts more; --local-steps gives all the same number"
     )
 
 
-def _dealt_steps(run, dealer, sampler):
+def _dealt_steps(config, dealer, sampler):
     """See `Plan`: --local-epochs passes over what a client receives in a round; None if that is always the same."""
-    if dealer is None or run.local_epochs is None:
+    if dealer is None or config.rounds.local_epochs is None:
         return None
 
     def steps(round_index, client):
-        batches, _ = sampler.last_batch.cut(len(dealer.parts(round_index)[client]), run.batch_size)
-        return max(1, round(run.local_epochs * batches))
+        batches, _ = sampler.last_batch.cut(len(dealer.parts(round_index)[client]), config.data.batch_size)
+        return max(1, round(config.rounds.local_epochs * batches))
 
     return steps
 
 
 def _oracles(config, task, flat, samplers):
     """Client number -> function(`Client`) -> oracle, for the clients of this rank; not collective."""
-    run, kind = config.run, config.oracle
+    kind = config.oracle
     workspace = kind.workspace(flat)
 
     def make(client):
@@ -286,9 +342,9 @@ def _oracles(config, task, flat, samplers):
             flat,
             task,
             samplers[client.index],
-            run.seed,
-            clip_norm=run.clip_norm,
-            weight_decay=run.weight_decay,
+            config.data.seed,
+            clip_norm=config.rounds.clip_norm,
+            weight_decay=config.rounds.weight_decay,
             ascent=task.ascent(flat),
             ascent_scale=task.ascent_scale,
         )

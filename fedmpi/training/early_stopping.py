@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedmpi.comm.agreement import agree
-from fedmpi.config.run import read_condition
 from fedmpi.ground.errors import UserError
+from fedmpi.runs.loop.part import OwnPart, Part
 from fedmpi.runs.record import HELD_OUT
+from fedmpi.training.settings import read_condition
 
 _COMPARISONS = {
     ">=": lambda value, bound: value >= bound,
@@ -24,10 +25,12 @@ class Callbacks:
     Attributes:
         on_round: called on every rank after every round with its record, a dict of numbers.
         on_evaluation: the same, after the rounds in which the model is evaluated; the record contains the metrics.
+        parts: of a program's own, see `fedmpi.Part`.
     """
 
     on_round: Callable | None = None
     on_evaluation: Callable | None = None
+    parts: Sequence[Part] = ()
 
 
 def _is_true(value):
@@ -88,11 +91,11 @@ class _Watch:
     round: int = 0
 
 
-class EarlyStopping:
+class EarlyStopping(OwnPart):
     """Decides after every round whether the run ends there. Collective: all ranks agree.
 
     Args:
-        run: a `RunSettings`, for `stop` and `patience`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
+        evaluation: an `EvaluationSettings`. goal: see `LoadedTask`. link: a `Link`. callbacks: `Callbacks`.
         num_clients: of clients that train alone, each of which ends by its own metrics, and the run with the last; 0:
             the clients train together.
 
@@ -100,10 +103,11 @@ class EarlyStopping:
         reason: text, why the run ended early, or "".
     """
 
-    def __init__(self, run, goal, link, callbacks, num_clients=0):
-        self._condition = None if run.stop is None else read_condition(run.stop)
-        self._patience, self._goal, self._link, self._callbacks = run.patience, goal, link, callbacks
+    def __init__(self, evaluation, goal, link, callbacks, num_clients=0):
+        self._condition = None if evaluation.stop is None else read_condition(evaluation.stop)
+        self._patience, self._goal, self._link, self._callbacks = evaluation.patience, goal, link, callbacks
         self._watches = {"": _Watch()} if not num_clients else {f"/{client}": _Watch() for client in range(num_clients)}
+        self._may_end = bool(self._condition or self._patience or callbacks.on_round or callbacks.on_evaluation)
         self.reason = ""
 
     @property
@@ -120,6 +124,11 @@ class EarlyStopping:
         """Look at metrics anew, of a run that has ended and is asked for more rounds."""
         for watch in self._watches.values():
             watch.round = watch.num_worse = 0
+
+    def after_round(self, now):
+        """Let the round be the last one if the run ends there."""
+        if self._may_end and self.after(now.record, now.metrics):
+            now.is_last = True
 
     def after(self, record, metrics):
         """Whether the run ends after a round, of which these are the record and the `Metrics` ({}: not evaluated).

@@ -16,33 +16,35 @@ class Evaluation:
     """Evaluates the models of one run. Collective on the job's link.
 
     Args:
-        job: the `Job`. own_results: its `OwnResults`, or None if clients have no layers of their own.
+        job: the `Job`, without its federation if a model is only measured.
+        own_results: its `OwnResults`, or None if clients have no layers of their own.
 
     Attributes:
         is_partial: whether models are evaluated on a part of the data before the run's end; equal on all ranks.
     """
 
     def __init__(self, job, own_results=None):
-        run = job.config.run
+        config = job.config
         self._job, self._own_results = job, own_results
         # To find the best of several results, each is measured on all the data.
-        is_partial = run.evaluate == "subset" and run.result != "best"
-        self._part = job.task.subset(run.evaluate_samples) if is_partial else job.task
-        self._all_tests = job.task.subset(run.evaluate_samples, tests=False) if is_partial else job.task
+        is_partial = config.evaluation.evaluate == "subset" and config.evaluation.result != "best"
+        self._part = job.task.subset(config.evaluation.evaluate_samples) if is_partial else job.task
+        self._all_tests = job.task.subset(config.evaluation.evaluate_samples, tests=False) if is_partial else job.task
         self.is_partial = job.link.first_rank_where(self._part is not job.task) is not None  # of any rank's clients
 
     def describe(self):
         """What models are evaluated on, as text for the closing table."""
         if not self.is_partial:
             return "all training and test data"
-        number = format_count(self._job.config.run.evaluate_samples)
+        number = format_count(self._job.config.evaluation.evaluate_samples)
         last = "all" if self._task_at_end() is self._job.task else "all test samples"
         return f"{number} training and test samples, drawn once; at the end {last}"
 
     def _task_at_end(self):
         """On all test data; on all training data, too, if the gradients of the run passed over them `PASSES` times."""
-        is_long = self._job.federation.num_gradients >= PASSES * self._job.num_batches
-        return self._job.task if is_long else self._all_tests
+        job = self._job
+        is_long = not self.is_partial or job.federation.num_gradients >= PASSES * job.num_batches
+        return job.task if is_long else self._all_tests
 
     @torch.no_grad()
     def __call__(self, x, buffers, number, whole=False, settled=()):
@@ -62,11 +64,11 @@ class Evaluation:
         job = self._job
         job.flat.check()
         job.flat.point_at(x, buffers.clone())  # a copy: a module may write to its buffers even in evaluation mode
-        # The model that is saved has the integer buffers of this rank's first client.
-        job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])
+        if job.federation:  # the model that is saved has the integer buffers of this rank's first client
+            job.flat.point_counters_at([counter.clone() for counter in job.federation.clients[0].counters])
         job.flat.module.eval()
         task, federation = self._task_at_end() if whole else self._part, job.federation
-        if federation.private:
+        if federation and federation.private:
             clients = federation.clients
             own = {client.index: self._own_results.of(client, client.index in settled) for client in clients}
             task.visit = lambda client: job.flat.point_at(*own[client])
@@ -86,7 +88,7 @@ class Evaluation:
     def _may_go_on(self, metrics):
         """Whether faulty clients are left out, and the loss is finite on the data of another one."""
         of_clients = getattr(metrics, "clients", {}).get("train_loss", ())
-        return self._job.config.run.faulty == "leave_out" and any(map(math.isfinite, of_clients))
+        return self._job.config.faults.faulty == "leave_out" and any(map(math.isfinite, of_clients))
 
 
 def by_client(job, values):

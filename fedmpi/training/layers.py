@@ -31,16 +31,20 @@ def _is_float(buffer):
     return buffer is not None and buffer.is_floating_point()
 
 
-def private_parts(run, task, flat):
+def private_parts(config, task, flat):
     """(slices of x, slices of the float buffers) that `--private` names.
 
     Raises:
         UserError: if a pattern matches nothing, or the run cannot have private layers.
     """
-    if run.private is None:
+    if config.layers.private is None:
         return (), ()
     if not task.is_personal:
-        raise UserError(f"private = {run.private}: this task has no model that a client could have for itself")
-    if run.result == "uniform":
-        raise UserError(f"private = {run.private}: expected result = last or best: each client has its own model")
-    return private_places(flat, run.private)
+        raise UserError(
+            f"private = {config.layers.private}: this task has no model that a client could have for itself"
+        )
+    if config.evaluation.result == "uniform":
+        raise UserError(
+            f"private = {config.layers.private}: expected result = last or best: each client has its own model"
+        )
+    return private_places(flat, config.layers.private)

@@ -14,6 +14,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.equality import digest
 from fedmpi.federation.nested import flatten
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.generators import noise_kept, seed_all, states_outside_torch
 from fedmpi.ground.registry import command_name
 from fedmpi.ground.streams import FIRST, derive
 from fedmpi.ground.text import Log
@@ -21,7 +22,6 @@ from fedmpi.ground.version import __version__
 from fedmpi.models import find_model
 from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.autograd import Autograd
-from fedmpi.oracles.base import noise_kept, seed_all, states_outside_torch
 from fedmpi.oracles.flat_module import FlatModule, check_whole, odd_kind
 from fedmpi.runs.model_files import check_savable
 from fedmpi.training.early_stopping import check_goal, selection_goal
@@ -44,8 +44,7 @@ def build_model(config, context, task):
     Raises:
         UserError: one line, if the module cannot be trained or saved.
     """
-    run = config.run
-    seed = derive(run.seed, "model")
+    seed = derive(config.data.seed, "model")
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -58,7 +57,7 @@ def build_model(config, context, task):
     for name, tensor in _entries(module):
         if is_lazy(tensor):
             raise _wrong(module, f"'{name}' is not initialised by a pass over one sample")
-    frozen_parts = freeze(module, run.freeze)
+    frozen_parts = freeze(module, config.layers.freeze)
     # The code of a compiled model cannot put gradients where they are wanted.
     is_compiled = getattr(config.oracle, "uses_torch_compile", False)
     flat = FlatModule(module, channels_last=True, direct_gradients=not is_compiled)
@@ -217,9 +216,9 @@ def try_training(config, flat, task, samplers):
     flat.train()
     try:
         with _trying(flat) as point, noise_kept(flat.x.device):
-            seed_all(derive(config.run.seed, "try"), flat.x.device)
+            seed_all(derive(config.data.seed, "try"), flat.x.device)
             losses = []
-            for owner, indices in _to_try(config.run, samplers):
+            for owner, indices in _to_try(config.data, samplers):
                 carried = {}
                 batch = task.batch(owner, indices, *((carried,) if task.carries else ()))
                 before = states_outside_torch()
@@ -270,14 +269,13 @@ def try_goal(config, flat, task, link):
     Raises:
         AgreedUserError: on every rank, in one line that says what is measured.
     """
-    run = config.run
-    if run.result != "best" and run.patience is None:
+    if config.evaluation.result != "best" and config.evaluation.patience is None:
         return
-    given = "result = best" if run.result == "best" else f"patience = {run.patience}"
+    given = "result = best" if config.evaluation.result == "best" else f"patience = {config.evaluation.patience}"
     flat.module.eval()
     for scale in (0, TRIED):
         with _trying(flat) as (x, _), noise_kept(flat.x.device):
-            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(derive(run.seed, "try")))
+            noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(derive(config.data.seed, "try")))
             x += scale * noise.to(x)
             metrics = task.evaluate(flat.module, link)
         name, _ = selection_goal(task.goal, metrics)
@@ -302,12 +300,12 @@ def _trying(flat):
         flat.point_counters_at(counters)
 
 
-def _to_try(run, samplers):
+def _to_try(data, samplers):
     """[(client, indices)] of the first minibatch, and of the first one with a single sample."""
     (first, sampler), *_ = samplers.items()
     yield first, sampler(0)
     for client, sampler in samplers.items():
-        draws = [sampler.batches_per_pass - 1] + [FIRST] * (run.first_batch_size is not None)
+        draws = [sampler.batches_per_pass - 1] + [FIRST] * (data.first_batch_size is not None)
         single = next((indices for indices in map(sampler, draws) if len(indices) == 1), None)
         if single is not None:
             yield client, single
@@ -357,7 +355,7 @@ def _try_captured(config, flat, task, batch, point):
     if task.draws_outside_torch:
         raise UserError("compile = cuda_graph: the loss draws from numpy's or Python's generator: leave it out")
     rows, captured, _ = config.oracle.workspace(flat)
-    seed = functools.partial(seed_all, derive(config.run.seed, "try"), flat.x.device)
+    seed = functools.partial(seed_all, derive(config.data.seed, "try"), flat.x.device)
     seed()
     flat.gradient(lambda module: task.loss(module, batch), rows[0])
     loss = captured.gradient(task.loss, seed, *point, batch, rows[1])

@@ -18,12 +18,12 @@ class OwnResults:
     A run without private layers, or one that ends for all clients at once with the last models, keeps none.
 
     Args:
-        federation: the `Federation`. run: a `RunSettings`. goal: see `LoadedTask`.
+        federation: the `Federation`. evaluation: an `EvaluationSettings`. goal: see `LoadedTask`.
     """
 
-    def __init__(self, federation, run, goal):
-        self._federation, self._goal, self._is_best = federation, goal, run.result == "best"
-        may_end = federation.private.is_everything and (run.stop or run.patience)
+    def __init__(self, federation, evaluation, goal):
+        self._federation, self._goal, self._is_best = federation, goal, evaluation.result == "best"
+        may_end = federation.private.is_everything and (evaluation.stop or evaluation.patience)
         self.are_kept = bool(federation.private) and (self._is_best or bool(may_end))
         self._has_said = not self.are_kept or not self._is_best
         for client in federation.clients if self.are_kept else ():

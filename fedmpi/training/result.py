@@ -8,7 +8,7 @@ import tempfile
 
 import torch
 
-from fedmpi.comm.link import describe_clients
+from fedmpi.comm.ranks import describe_clients
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import BEST_SO_FAR, CLIENT_MODEL
 from fedmpi.ground.registry import command_name
@@ -277,7 +277,7 @@ def _missing_lines(job, metrics):
 
 def _averages(job, metrics):
     """The row about how metrics are averaged, if that is not the same for all."""
-    of_samples = job.config.run.weighting == "samples"
+    of_samples = job.config.data.weighting == "samples"
     chosen, other = ("samples", "clients") if of_samples else ("clients", "samples")
     parts = [f"over {chosen}, as in training; _{other}: over {other}"] if any(map(is_beside, metrics)) else []
     text = "; ".join([*parts, *filter(None, [job.task.measured])])

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from helpers import ROOT
 
+from fedmpi.cli.comparison import Spread
 from fedmpi.ground.errors import UserError
-from fedmpi.runs.comparison import Spread
 from reproduction.agree import _is_near, compare, report
 from reproduction.experiment import find_experiments
 from reproduction.tests.tiny import reproduce

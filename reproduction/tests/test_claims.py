@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import yaml
 
+from fedmpi.cli.comparison import Method
 from fedmpi.config.presets import preset_names, preset_path
-from fedmpi.runs.comparison import Method
 from fedmpi.runs.folder import RunFolder
 from reproduction.claims import outcomes
 from reproduction.experiment import find_experiments

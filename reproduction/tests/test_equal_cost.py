@@ -6,7 +6,7 @@ import pytest
 from helpers import ROOT
 from test_claims import run
 
-from fedmpi.runs.comparison import Method
+from fedmpi.cli.comparison import Method
 from reproduction import grids
 from reproduction.equal_cost import SAME, at_equal_cost, places, section
 from reproduction.experiment import experiment_names, find_experiments

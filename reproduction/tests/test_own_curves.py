@@ -8,8 +8,8 @@ import pytest
 from helpers import ROOT
 from test_claims import run
 
+from fedmpi.cli.comparison import Method
 from fedmpi.cli.report.figures import COLORS, DASHES, color
-from fedmpi.runs.comparison import Method
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, outcomes
 from reproduction.experiment import figure_file, find_experiments, read_papers
 from reproduction.front import verdict_of

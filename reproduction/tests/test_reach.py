@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from fedmpi.runs.comparison import Method
+from fedmpi.cli.comparison import Method
 from reproduction.claims import outcomes
 from reproduction.experiment import Experiment
 from reproduction.reach import rounds_to_reach, saving, wavering

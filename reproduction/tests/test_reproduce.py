@@ -14,7 +14,6 @@ from helpers import ROOT, execute
 from tiny import TINY, reproduce, rows
 
 from fedmpi.cli.sweep.plan import make_plan
-from fedmpi.config.build import read_command_line
 from fedmpi.config.presets import preset_path
 from fedmpi.federation.participation import draw_participants
 from fedmpi.ground.errors import UserError
@@ -22,6 +21,7 @@ from fedmpi.ground.files.own_files import check_replaceable
 from fedmpi.ground.files.settings_files import read_settings_file
 from fedmpi.ground.text import as_markdown, format_metric
 from fedmpi.runs.folder import is_run, read_run
+from fedmpi.training.config import read_command_line
 from reproduction.__main__ import CPU_TIMES, listing
 from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, ordering
 from reproduction.csv_files import write_tables
@@ -81,8 +81,8 @@ def test_the_data_can_be_dealt_to_the_clients_of_every_scale():
     for point in points.values():
         config = read_command_line([f"--{key}={text}" for key, text in point.settings.items()])
         if config.partition is not None:
-            active = draw_participants(config.run.clients, config.run.participation, seed=0, round_index=0)
-            cases.add((config.partition, config.run.clients, tuple(active)))
+            active = draw_participants(config.data.clients, config.rounds.participation, seed=0, round_index=0)
+            cases.add((config.partition, config.data.clients, tuple(active)))
     assert len(cases) > 10
     for partition, num_clients, active in cases:
         assert len(partition(labels, num_clients, seed=0)) == num_clients

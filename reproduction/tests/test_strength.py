@@ -3,7 +3,7 @@
 import pytest
 from test_claims import run
 
-from fedmpi.runs.comparison import Method
+from fedmpi.cli.comparison import Method
 from reproduction.claims import Outcome, outcomes
 from reproduction.experiment import Experiment
 from reproduction.results import Results

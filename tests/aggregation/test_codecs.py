@@ -12,7 +12,6 @@ import torch
 
 import fedmpi
 from fedmpi.aggregation import Aggregation
-from fedmpi.aggregation.base import moves
 from fedmpi.aggregation.codecs import Codec
 from fedmpi.aggregation.codecs.half import Half
 from fedmpi.aggregation.codecs.random_k import RandomK, subset
@@ -20,7 +19,8 @@ from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import CentredClipping, Median
 from fedmpi.aggregation.sending import Sending, chosen, in_codec
-from fedmpi.comm.link import SoloLink
+from fedmpi.aggregation.words import moves
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.private import PRIVATE
 from fedmpi.ground.errors import UserError

@@ -19,7 +19,7 @@ class Stacked(Aggregation):
     """The mean of the rows; each other class here changes one thing."""
 
     def average(self, out):
-        out.copy_(torch.stack(self.vectors()).mean(0))
+        out.copy_(torch.stack(self.kept_regions()).mean(0))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class Fills(Stacked):
 @dataclasses.dataclass(kw_only=True)
 class HalfFills(Stacked):
     def average(self, out):
-        out[:1] = torch.stack(self.vectors()).mean(0)[:1]
+        out[:1] = torch.stack(self.kept_regions()).mean(0)[:1]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -142,7 +142,7 @@ SHAPE = r"expected a tensor of shape \[3\]"
         ({"aggregation": Shorter()}, rf"aggregation shorter: what reduces .* a tensor of shape \[2\]: {SHAPE}"),
         ({"aggregation": OfSeveral()}, rf"aggregation ofseveral: .* returned a tensor of shape \[3, 3\]: {SHAPE}"),
         ({"aggregation": Nothing()}, f"aggregation nothing: .* returned a NoneType: {SHAPE}"),
-        ({"aggregation": Named()}, r"aggregation named: add\(client, rows, \*, weight\): expected add\(client, rows"),
+        ({"aggregation": Named()}, r"aggregation named: add\(client, rows, \*, weight\): expected add\(client, region"),
         ({"stages": [Puts()]}, r"stage puts has put another tensor in the place of sent.rows\['x'\]: expected"),
         ({"stages": [Removes()]}, r"stage removes has put another tensor in the place of sent.rows\['x'\]"),
         ({"codec": Every()}, rf"aggregation mean in codec every: decode .* shape \[2\]: {SHAPE}"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedmpi import simulate
-from fedmpi.config.build import read_command_line
+from fedmpi.training.config import read_command_line
 
 ROUNDS, SAMPLES = 20, [30, 10]
 STEPS, LR, MU = 3, 0.05, 0.5
@@ -27,7 +27,7 @@ def samples(client):
 def fit(words, participants=None, row="x"):
     """x, or the server's own row c, after each round of `STEPS` local steps, each with all the client's data."""
     config = read_command_line([*words.split(), "--algorithm.step_size", str(LR)])
-    weights = SAMPLES if config.run.weighting == "samples" else None
+    weights = SAMPLES if config.data.weighting == "samples" else None
 
     def gradient(client, x, sample):
         inputs, labels = samples(client)

@@ -8,9 +8,9 @@ import torch
 
 from fedmpi import simulate
 from fedmpi.algorithms import FAFED, FedAvg, NaiveAdaptiveFedAvg
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 
 def gradient(client, x, sample):

@@ -45,7 +45,7 @@ from fedmpi.algorithms import (
     NaiveAdaptiveFedAvg,
     schedules,
 )
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables

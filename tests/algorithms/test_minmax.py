@@ -11,7 +11,7 @@ from test_every_algorithm import new_vectors_in_round_2
 import fedmpi
 from fedmpi.algorithms import FAFED, STEM, FedAvg
 from fedmpi.algorithms.minmax import CODA, CODASCA, FMGDA, LocalSGDA, MomentumLocalSGDA
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables

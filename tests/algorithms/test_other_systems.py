@@ -16,9 +16,9 @@ from other_clients import ROUNDS, SAMPLES, fit, linear, weight
 import fedmpi.algorithms
 from fedmpi import simulate
 from fedmpi.algorithms import Algorithm
-from fedmpi.config.build import read_command_line
 from fedmpi.federation.participation import draw_participants
 from fedmpi.ground.registry import known
+from fedmpi.training.config import read_command_line
 
 PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
 ROWS = re.findall(
@@ -41,7 +41,7 @@ def ours(words):
     common = {name: SETTINGS[name] for name in SETTINGS.keys() & cls.__dataclass_fields__.keys() - left}
     settings = [word for name, value in common.items() for word in (f"--algorithm.{name}", str(value))]
     config = read_command_line([*words.split(), *settings])
-    weights = SAMPLES if config.run.weighting == "samples" else None
+    weights = SAMPLES if config.data.weighting == "samples" else None
     trace = simulate(
         config.algorithm, lambda i, x, sample: -MOVES[sample, i], X0, 2, ROUNDS, local_steps=1, weights=weights
     )

@@ -31,7 +31,7 @@ from fedmpi.algorithms import (
     FedYogi,
     LocalAMSGrad,
 )
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.oracles import FunctionOracle
 

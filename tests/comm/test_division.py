@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedmpi.comm.link import divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.sums.window import divide_and_spread
 
 

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from fedmpi.comm.link import describe_clients
+from fedmpi.comm.ranks import describe_clients
 from fedmpi.comm.start import launch
 
 OTHER_MPI = "this mpirun belongs to another MPI than mpi4py's, {} (python -m mpi4py --mpi-library)"

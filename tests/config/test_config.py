@@ -1,18 +1,15 @@
 """Settings from files and the command line."""
 
-import dataclasses
-import re
-
 import pytest
 import yaml
 
-from fedmpi.config.build import CHOICES, Config, read_command_line
-from fedmpi.config.foreign_names import OURS
+from fedmpi.config.build import CHOICES
+from fedmpi.config.foreign_names import table
 from fedmpi.config.layers import read_layers
-from fedmpi.config.run import RunSettings
-from fedmpi.federation import costs
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
+from fedmpi.training.config import Config, read_command_line
+from fedmpi.training.settings import RunSettings
 
 
 def read(*words):
@@ -51,7 +48,7 @@ def test_defaults():
         "deterministic": False,
         "cross_site": False,
         "out": "runs",
-    }.items() <= dataclasses.asdict(config.run).items()
+    }.items() <= config.flat().items()
     assert config.resolved["aggregation"]["name"] == "mean" and config.resolved["stages"]["name"] is None  # fmt: skip
 
 
@@ -73,17 +70,17 @@ RANGES = [
 @pytest.mark.parametrize(("name", "outside", "inside"), RANGES, ids=[case[0] for case in RANGES])
 def test_ranges_of_a_runs_settings(name, outside, inside):
     for value in inside:
-        assert getattr(RunSettings(**{name: value}), name) == value
+        assert RunSettings(**RunSettings.filled({name: value})).flat()[name] == value
     for value in outside:
         with pytest.raises(UserError, match=f"^{name} = {value}: expected "):
-            RunSettings(**{name: value})
+            RunSettings.filled({name: value})
 
 
 def test_command_line_goes_before_the_file(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("rounds: 7\nalgorithm: {name: fedavg, step_size: 0.5}\nmodel: mlp\n")
     config = read("--config", file, "--rounds", 8, "--model.hidden", 12)
-    assert (config.run.rounds, config.algorithm.step_size) == (8, 0.5)
+    assert (config.rounds.rounds, config.algorithm.step_size) == (8, 0.5)
     assert config.model_settings["hidden"] == 12
     file.write_text("algorithm: fedavg\n")
     assert type(read("--config", file).algorithm).__name__ == "FedAvg"
@@ -91,16 +88,16 @@ def test_command_line_goes_before_the_file(tmp_path):
 
 def test_the_folder_of_data_is_that_of_the_setting_or_else_of_the_variable(monkeypatch):
     monkeypatch.setenv("FEDMPI_DATA", "/common")
-    assert (read().run.data_dir, read("--data-dir", "/mine").run.data_dir) == ("/common", "/mine")
+    assert (read().data.data_dir, read("--data-dir", "/mine").data.data_dir) == ("/common", "/mine")
     monkeypatch.delenv("FEDMPI_DATA")
-    assert read().run.data_dir is None
+    assert read().data.data_dir is None
 
 
 def test_a_file_beside_a_preset_leaves_what_the_preset_says_of_the_paper(tmp_path):
     (tmp_path / "run.yaml").write_text("rounds: 7\n")
     alone = read("--preset", "auc/cifar10")
     both = read("--preset", "auc/cifar10", "--config", tmp_path / "run.yaml")
-    assert both.run.rounds == 7 != alone.run.rounds and both.resolved["paper"] == alone.resolved["paper"]
+    assert both.rounds.rounds == 7 != alone.rounds.rounds and both.resolved["paper"] == alone.resolved["paper"]
 
 
 def test_a_run_of_the_settings_file_in_a_run_folder_gets_a_number(tmp_path):
@@ -109,13 +106,13 @@ def test_a_run_of_the_settings_file_in_a_run_folder_gets_a_number(tmp_path):
     folder.mkdir()
     (folder / "config.yaml").write_text(text)
     words = ["--config", str(folder / "config.yaml")]
-    assert read_layers(words).notes == [] and read(*words).run.name == "trial"
+    assert read_layers(words).notes == [] and read(*words).folder.name == "trial"
     (folder / "metrics.jsonl").touch()
     note = f"{folder} exists: the new run folder gets a number (--name chooses another name)"
-    assert read_layers(words).notes == [note] and read(*words).run.name is None and read(*words).run.rounds == 7
+    assert read_layers(words).notes == [note] and read(*words).folder.name is None and read(*words).rounds.rounds == 7
     assert read_layers([*words, "--name", "other"]).notes == []
     (folder / "config.yaml").write_text("name: other\n")
-    assert read_layers(words).notes == [] and read(*words).run.name == "other"
+    assert read_layers(words).notes == [] and read(*words).folder.name == "other"
 
 
 @pytest.mark.parametrize(
@@ -155,10 +152,10 @@ def test_settings_that_do_not_go_together(words, message):
 def test_rounds_on_the_command_line_undo_the_epochs_of_a_file(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("epochs: 30\nlocal_epochs: 2\n")
-    run = read("--config", file, "--rounds", 8, "--local-steps", 3).run
+    run = read("--config", file, "--rounds", 8, "--local-steps", 3).rounds
     assert (run.rounds, run.epochs, run.local_steps, run.local_epochs) == (8, None, 3, None)
-    assert read("--config", file, "--epochs", 2).run.epochs == 2
-    assert read("--config", file, "--batch-size", 8).run.epochs == 30
+    assert read("--config", file, "--epochs", 2).rounds.epochs == 2
+    assert read("--config", file, "--batch-size", 8).rounds.epochs == 30
 
 
 def test_toml(tmp_path):
@@ -187,7 +184,7 @@ def test_printed_settings_can_be_read_back(tmp_path):
 def test_names_with_hyphens_and_any_case():
     config = read("--algorithm", "Naive-Adaptive-FedAvg", "--local-steps=3")
     assert type(config.algorithm).__name__ == "NaiveAdaptiveFedAvg"
-    assert config.run.local_steps == 3
+    assert config.rounds.local_steps == 3
 
 
 def test_a_class_by_its_dotted_path():
@@ -248,7 +245,7 @@ def test_help_and_lists():
     assert "--algorithm.server_step_size" in text
     assert "η_g" in text
     assert "q, local steps between two averages" in text
-    assert read_command_line(["--list", "algorithms"]) == costs.table()
+    assert "fafed  " in read_command_line(["--list", "algorithms"])
     assert "even" in read_command_line(["--list", "partitions"])
 
 
@@ -272,8 +269,8 @@ def test_settings_of_other_systems_get_an_answer(theirs, ours):
 
 def test_every_answer_is_a_setting():
     """Ours exist, theirs do not: no setting of ours is answered with another."""
-    settings = {*(field.name for field in dataclasses.fields(RunSettings)), *CHOICES, "data", "autocast"}
-    for theirs, ours in ((theirs, one) for theirs, several in OURS.items() for one in several):
+    settings = {*RunSettings.declared(), *CHOICES, "data", "autocast"}
+    for theirs, ours in ((theirs, one) for theirs, several in table()["ours"].items() for one in several):
         group, _, name = ours.partition(".")
         assert group in settings and theirs not in settings, (theirs, ours)
         classes = known(CHOICES[group].package, CHOICES[group].base).values() if name else ()
@@ -348,19 +345,3 @@ def test_a_partition_is_refused_by_a_task_that_has_nothing_to_split(task):
         with pytest.raises(UserError, match=rf"^partition\S* = \S+: task {task} has no data to partition"):
             read_command_line(["--task", task, *words])
     assert read_command_line(["--task", task, "--partition", "null"]).partition is None
-
-
-OF_FAFED = ["--algorithm.first_step=plain", "--algorithm.sync_order=paper", "--algorithm.prev_grad_scale=1.0"]
-
-
-@pytest.mark.parametrize("algorithm", ["fafed", "fafedzo"])
-def test_settings_that_fafed_had_are_read_with_the_papers_values_only(algorithm):
-    before = read_command_line(["--algorithm", algorithm])
-    assert read_command_line(["--algorithm", algorithm, *OF_FAFED]).resolved == before.resolved
-    oracle = " --oracle two_point" if algorithm == "fafedzo" else ""
-    message = f"always the paper's now, paper; for another value, begin a new run with --algorithm fafed_code{oracle} "
-    with pytest.raises(UserError, match=re.escape(f"unknown setting algorithm.sync_order: {message}")):
-        read_command_line(["--algorithm", algorithm, "--algorithm.sync_order=code"])
-    with pytest.raises(UserError, match="unknown setting algorithm.first_step: algorithm fedavg has "):
-        read_command_line(["--algorithm", "fedavg", *OF_FAFED])
-    assert read_command_line(["--algorithm", "fafed_code", *OF_FAFED]).algorithm.sync_order == "paper"

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from fedmpi.cli.sweep.plan import make_plan
-from fedmpi.config import run as run_settings
-from fedmpi.config.build import CHOICES, STAGES, read_command_line
+from fedmpi.config.build import CHOICES, STAGES
 from fedmpi.config.grammar import (
     as_text,
     assignments_of,
@@ -20,10 +19,11 @@ from fedmpi.config.grammar import (
     spelling,
     typed,
 )
-from fedmpi.config.run import GROUPS, RunSettings, role
-from fedmpi.ground import settings
+from fedmpi.config.sections import GROUPS
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
+from fedmpi.training.config import read_command_line
+from fedmpi.training.settings import RunSettings
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,14 @@ def test_a_text_of_another_type_is_refused(text, hint):
 def test_null_takes_a_setting_of_a_file_back(tmp_path):
     (tmp_path / "run.yaml").write_text("epochs: 2\npartition: halves\nmodel: mlp\nname: 2026-11-22\n")
     config = read_command_line(["--config", str(tmp_path / "run.yaml")])
-    assert (config.run.epochs, config.run.name, config.resolved["partition"]["name"]) == (2, "2026-11-22", "halves")
+    assert (config.rounds.epochs, config.folder.name, config.resolved["partition"]["name"]) == (
+        2,
+        "2026-11-22",
+        "halves",
+    )
     words = ["--epochs", "null", "--partition", "null", "--model", "null", "--name", "null"]
     config = read_command_line(["--config", str(tmp_path / "run.yaml"), *words])
-    assert (config.run.epochs, config.run.name, config.model_class) == (None, None, None)
+    assert (config.rounds.epochs, config.folder.name, config.model_class) == (None, None, None)
     assert config.resolved["partition"]["name"] == "even"
 
 
@@ -140,7 +144,7 @@ def test_settings_that_one_cannot_write_down():
 
 def test_roles():
     by_role = {}
-    for name, its_role in settings.roles(RunSettings).items():
+    for name, its_role in RunSettings.roles().items():
         by_role.setdefault(its_role, set()).add(name)
     assert by_role["seed"] == {"seed"}
     assert by_role["place"] == {
@@ -153,7 +157,7 @@ def test_roles():
         "device", "threads", "transport", "timeout", "on_loss", "check_replicas",
         "deterministic",
     }  # fmt: skip
-    assert set(GROUPS) == {*CHOICES, STAGES} and set(run_settings.roles()) == {*settings.roles(RunSettings), *GROUPS}
-    assert [role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [
+    assert set(GROUPS) == {*CHOICES, STAGES} and set(RunSettings.roles()) == {*RunSettings.declared(), *GROUPS}
+    assert [RunSettings.role(key) for key in ("result", "task.data", "oracle", "of_a_newer_version")] == [
         "learning", "problem", "learning", "learning"
     ]  # fmt: skip

@@ -8,10 +8,10 @@ import pytest
 
 import fedmpi
 import fedmpi.algorithms
-from fedmpi.config.build import read_command_line
 from fedmpi.config.grammar import read_file
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.settings_files import LARGEST_FILE
+from fedmpi.training.config import read_command_line
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n" for old, new in zip("abcdef", "bcdefg")
@@ -129,7 +129,7 @@ def test_on_the_command_line_the_last_one_counts(tmp_path):
     (tmp_path / "it.yaml").write_text("rounds: 7\n")
     words = ["--config", str(tmp_path / "it.yaml"), "--rounds", "1", "--Rounds=2", "--data", "a", "--task.data", "b"]
     config = read_command_line(words)
-    assert config.run.rounds == 2 and config.task.data == "b"
+    assert config.rounds.rounds == 2 and config.task.data == "b"
 
 
 def test_arguments_of_a_program_in_two_spellings_are_refused():
@@ -182,5 +182,5 @@ def test_thousands_of_unknown_settings_are_a_short_line_at_once(tmp_path):
 def test_words_of_yaml_1_1_stay_words(tmp_path):
     (tmp_path / "it.yaml").write_text("name: no\nout: 010\nrounds: 1_000\nseed: 7\nalgorithm: {step_size: 1e-3}\n")
     config = read_command_line(["--config", str(tmp_path / "it.yaml")])
-    assert (config.run.name, config.run.out, config.run.rounds, config.run.seed) == ("no", "010", 1000, 7)
+    assert (config.folder.name, config.folder.out, config.rounds.rounds, config.data.seed) == ("no", "010", 1000, 7)
     assert config.algorithm.step_size == 1e-3

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import fedmpi
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line, resolve
+from fedmpi.comm.solo import SoloLink
+from fedmpi.config.build import resolve
 from fedmpi.config.grammar import read_file
 from fedmpi.config.layers import read_layers
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.settings_files import settings_text
 from fedmpi.training.api import _read
 from fedmpi.training.build import read_config
+from fedmpi.training.config import Config, read_command_line
 
 TEXTS = (
     "on", "off", "yes", "no", "1e3", "1e-3", "0x10", "1_000", "12:30", "010", "nan", ".nan", "inf", "null", "~", "",
@@ -56,7 +57,7 @@ def own(monkeypatch):
 
 
 def config_of(**settings):
-    given, objects = _read(settings, {})
+    given, objects = _read(settings, {}, False)
     return read_config(given, SoloLink(), objects)
 
 
@@ -70,7 +71,7 @@ def repeated(config, folder):
     path.write_text(settings_text(config.resolved), encoding="utf-8")
     again = read_command_line(["--config", str(path)]).model_settings
     resumed = {"folder": str(folder), "settings": read_file(path), "paper": {}}
-    return again, resolve(read_layers([]), resumed).model_settings
+    return again, resolve(read_layers([]), resumed, Config).model_settings
 
 
 @pytest.mark.parametrize("value", [*TEXTS, *OTHERS], ids=repr)
@@ -159,8 +160,8 @@ def test_settings_of_every_group_take_numbers_of_numpy_and_paths(tmp_path):
         stages={"name": "norm_bound", "norm_bound": {"bound": np.int8(3)}},
         partition={"name": "dirichlet", "concentration": torch.tensor(0.5)}, name="1e3",
     )  # fmt: skip
-    assert (config.run.rounds, config.run.participation, config.run.tf32) == (7, 0.5, True)
-    assert (config.run.out, config.run.clip_norm, config.run.name) == (str(tmp_path), 2.0, "1e3")
+    assert (config.rounds.rounds, config.rounds.participation, config.machine.tf32) == (7, 0.5, True)
+    assert (config.folder.out, config.rounds.clip_norm, config.folder.name) == (str(tmp_path), 2.0, "1e3")
     assert (config.algorithm.step_size, config.sending.stages[0].bound) == (0.25, 3.0)
     assert config.partition.concentration == 0.5
 
@@ -168,7 +169,7 @@ def test_settings_of_every_group_take_numbers_of_numpy_and_paths(tmp_path):
 def test_none_takes_a_setting_of_a_file_back(tmp_path):
     (tmp_path / "run.yaml").write_text("epochs: 2\nclip_norm: 1.0\npartition: halves\nmodel: mlp\n")
     config = config_of(config=tmp_path / "run.yaml", epochs=None, model=None)
-    assert (config.run.epochs, config.run.clip_norm) == (None, 1.0)
+    assert (config.rounds.epochs, config.rounds.clip_norm) == (None, 1.0)
     assert config.resolved["model"]["name"] == "mlp"  # a group that is None is left out
 
 

@@ -13,7 +13,7 @@ from helpers import train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.partitions import Column, Dirichlet, Even
 from fedmpi.data.source import HDF5Source, open_source, silo_path
 from fedmpi.ground.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers import start, train
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.partitions import IID, Even
 from fedmpi.data.sampler import EpochSampler, LastBatch
 from fedmpi.data.samples import Augmentation, Samples

@@ -10,14 +10,14 @@ import torch
 from helpers import train
 from safetensors.torch import load_file
 
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.partitions import IID, Classes
 from fedmpi.data.source import DigitsSource
 from fedmpi.ground.errors import Stopped, UserError
 from fedmpi.ground.streams import generator
 from fedmpi.runs.folder import read_run
 from fedmpi.runs.recorder import Recorder
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train as train_here
 
 LABELS = np.repeat(np.arange(10), 60)

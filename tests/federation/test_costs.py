@@ -1,15 +1,15 @@
-"""The table of costs: against the specification's, that in docs/, and what a run really does."""
+"""The table of costs: against the specification's, those in docs/ and of ``--list``, and what a run really does."""
 
 import dataclasses
 import re
 
+import costs
 import numpy as np
 import pytest
 from helpers import ROOT
 
 import fedmpi.algorithms
 from fedmpi.algorithms import CODA, SCAFFOLD, SCAFFOLDM, Algorithm, FedAvg, LocalAMSGrad, MimeAdam
-from fedmpi.federation import costs
 from fedmpi.federation import simulate as simulation
 from fedmpi.ground.registry import command_name, find, known
 
@@ -131,13 +131,14 @@ def test_the_table_names_every_algorithm_and_its_paper():
     assert "  0; b1 (b2 + 1) losses  " in fedzo
 
 
-def test_the_page_of_algorithms_shows_the_table(request):
-    """``pytest tests/federation/test_costs.py --write-golden`` writes it."""
-    path = ROOT / "docs" / "algorithms.md"
+def test_the_page_of_algorithms_and_the_list_show_the_table(request):
+    """``pytest tests/federation/test_costs.py --write-golden`` writes both."""
+    page, listed, now = ROOT / "docs" / "algorithms.md", ROOT / "fedmpi" / "config" / "costs.txt", f"{costs.table()}\n"
     table = re.compile(r"(?<=^```text\n)algorithm .*?(?=^```$)", re.DOTALL | re.MULTILINE)
-    text = path.read_text(encoding="utf-8")
-    (found,) = table.findall(text)
+    text = page.read_text(encoding="utf-8")
     if request.config.getoption("--write-golden"):
-        found = f"{costs.table()}\n"
-        path.write_text(table.sub(lambda _: found, text), encoding="utf-8")
-    assert found == f"{costs.table()}\n"
+        text = table.sub(lambda _: now, text)
+        page.write_text(text, encoding="utf-8")
+        listed.write_text(now, encoding="utf-8")
+    assert table.findall(text) == [now]
+    assert listed.read_text(encoding="utf-8") == now

@@ -6,7 +6,7 @@ import traceback
 import fedmpi.train
 from fedmpi.oracles.autograd import AutogradOracle
 
-MOST = 13
+MOST = 11
 PACKAGE = str(pathlib.Path(fedmpi.__file__).parent)  # a clone may be called fedmpi, too, and have all packages in it
 
 

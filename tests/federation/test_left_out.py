@@ -17,7 +17,7 @@ from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import Median, TrimmedMean
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.norm_bound import NormBound
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles import FunctionOracle
@@ -71,11 +71,12 @@ def test_an_average_is_one_without_the_client(name, given, caplog):
         for row in a:
             assert torch.equal(a[row], b[row]), row
     federation = found[0][1]
-    assert federation.num_left_out == federation.facts()["times_left_out"] == 3 and federation.left_out == frozenset()
+    assert federation.left_out.number == federation.facts()["times_left_out"] == 3
+    assert federation.left_out.clients == frozenset()
     state = federation.state()
     again = federation_of(algorithm, Sending(**given, faulty="leave_out"))
     again.restore(state)
-    assert again.num_left_out == 3
+    assert again.left_out.number == 3
 
 
 def test_otherwise_the_run_ends_and_so_it_does_if_nobody_is_left():

@@ -12,7 +12,8 @@ from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages import Stage
-from fedmpi.comm.link import RanksLost, SoloLink
+from fedmpi.comm.ranks import RanksLost
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.oracles import FunctionOracle
 

@@ -7,7 +7,7 @@ import torch
 
 import fedmpi.algorithms
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Plan, Variables
 from fedmpi.federation.rounds import Federation
 from fedmpi.ground.errors import UserError

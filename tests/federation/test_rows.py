@@ -7,8 +7,9 @@ from fedmpi.aggregation import Layout, Moment
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.algorithms import FAFED, FedAvg, LocalAMSGrad, NaiveAdaptiveFedAvg
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.buffers import SentBuffers
+from fedmpi.federation.memory import num_bytes
 from fedmpi.federation.rows import RowStore
 from fedmpi.oracles.flat_module import BufferPart
 
@@ -23,9 +24,10 @@ def test_exchanged_rows_are_one_contiguous_block(num_local):
     rows = store.client_rows(0)
     assert rows["m"].data_ptr() == rows["x"].data_ptr() + 5 * 4
     assert rows["v"].data_ptr() == rows["m"].data_ptr() + 5 * 4
-    store.sent.send([1])
+    store.tail.sent.send([1])
     store.begin_exchange(("m", "v"), True)
-    assert store.turn().data_ptr() == rows["m"].data_ptr() and store.turn().numel() == 12, "they are sent behind"
+    region = store.region_of(store.work)
+    assert region.data_ptr() == rows["m"].data_ptr() and region.numel() == 12, "they are sent behind"
     assert store.buffers.numel() == 2
     with pytest.raises(ValueError, match="not consecutive"):
         store.begin_exchange(("x", "v"), True)
@@ -36,7 +38,7 @@ def test_one_client_per_rank_copies_nothing():
     client, averaged = store.client_rows(0), store.averaged_rows()
     for name in ("x", "m", "v"):
         assert client[name].data_ptr() == averaged[name].data_ptr()
-    assert store.outgoing.data_ptr() == client["x"].data_ptr()
+    assert store.aggregation.block.data_ptr() == client["x"].data_ptr()
 
 
 def summed(aggregation, values, participants):
@@ -60,7 +62,7 @@ def summed(aggregation, values, participants):
         store.begin_turn(client)
         store.client_rows(client)["x"].fill_(values[client])
         store.end_turn(client, client)
-    store.average()
+    store.aggregation.average(store.region_of(store.block))
     assert divided_by == [len(participants)]
     return store.averaged_rows()["x"].item()
 
@@ -91,7 +93,7 @@ def test_without_participants_the_sum_is_zero(num_local):
     store.client_rows(0)["x"].fill_(7)
     store.begin_exchange(("x",), True)
     store.aggregation.begin(Moment(0, 0, ("x",), store.region), {num_local: 1})  # of another rank
-    store.average()
+    store.aggregation.average(store.region_of(store.block))
     assert torch.equal(store.averaged_rows()["x"], torch.zeros(3))
 
 
@@ -114,4 +116,5 @@ def test_scratch_rows_are_filled_with_nan_only_if_asked_for(poison):
 def test_bytes_are_those_of_all_rows_and_sums(algorithm, num_local, num_blocks, num_vectors, num_rows):
     store = RowStore(algorithm, dim=100, buffers=sent(7), num_local=num_local, dtype=torch.float32)
     block = 100 * len(algorithm.exchanged) + 7
-    assert store.nbytes == 4 * (num_blocks * block + 7 * num_vectors + 100 * (num_rows + len(algorithm.server_rows)))
+    num_rows += len(algorithm.server_rows)
+    assert num_bytes(store) == 4 * (num_blocks * block + 7 * num_vectors + 100 * num_rows)

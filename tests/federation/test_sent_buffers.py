@@ -10,7 +10,7 @@ from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Plan, Variables
 from fedmpi.federation.rounds import Federation
 from fedmpi.oracles import FunctionOracle
@@ -68,7 +68,7 @@ def run(algorithm, reduction, rounds=4, state=None, participants=None):
 @pytest.mark.parametrize("algorithm", [FedAvg(), FAFED(), MimeAdam()])
 def test_what_a_client_changes_is_averaged_and_nothing_else(algorithm, reduction):
     federation = run(algorithm, reduction)
-    buffers, names = federation.store.buffers, [parts()[k].name for k in sorted(federation.store.sent.sent)]
+    buffers, names = federation.store.buffers, [parts()[k].name for k in sorted(federation.store.tail.sent.sent)]
     assert names == ["late", "mean"]
     constant = [0, 1, 3, 4, 5]
     assert torch.equal(buffers[constant].view(torch.int64), START[constant].view(torch.int64))

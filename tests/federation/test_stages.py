@@ -21,8 +21,9 @@ from fedmpi.aggregation.sending import Sending, chosen
 from fedmpi.aggregation.stages import SecretStream, Sent, Stage
 from fedmpi.aggregation.stages.norm_bound import PIECE, NormBound
 from fedmpi.algorithms import FAFED, FedAvg, MimeAdam
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
+from fedmpi.federation.client_state import state_of_client
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles import FunctionOracle
 
@@ -122,7 +123,7 @@ def test_a_stage_that_changes_nothing_changes_no_bit():
 @pytest.mark.parametrize("num_clients", [1, 3])
 def test_without_stages_nothing_is_copied_or_allocated(num_clients):
     federation = make_federation(FAFED(), num_clients, [])
-    assert federation.store._start is None  # no second block
+    assert federation.round_start is None  # no second block
     assert all(client.kept == {} for client in federation.clients)
 
 
@@ -251,7 +252,7 @@ def test_control_variates_of_private_parts_are_as_without_a_stage_that_changes_n
         federation.start()
         for _ in range(4):
             federation.run_round()
-        found.append(torch.stack([client.state()["rows/c_i"] for client in federation.clients]))
+        found.append(torch.stack([state_of_client(client)["rows/c_i"] for client in federation.clients]))
         assert (found[-1][:, 1] != 0).all()
     assert torch.equal(*found)
 

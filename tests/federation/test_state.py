@@ -16,13 +16,13 @@ from fedmpi.aggregation.coded import MeanOfSlices
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages import Stage
 from fedmpi.algorithms import FAFED, FedAvg
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.ground.part import Part
 from fedmpi.oracles import FunctionOracle, OracleKind
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train
 
 ROUNDS, DIM = 5, 5

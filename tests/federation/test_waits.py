@@ -13,12 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fedmpi.algorithms
 import fedmpi.federation.rounds
 from fedmpi.algorithms import Algorithm
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.losses import Losses
+from fedmpi.federation.observer import Observer
 from fedmpi.ground.errors import Diverged
 from fedmpi.ground.registry import known
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 LOOKS = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal"}
 METHODS = ("tolist", "numpy", "cpu", "__array__")  # torch reads CPU memory in them without an operator
@@ -129,10 +130,11 @@ def test_the_round_ends_with_the_client_and_its_row(monkeypatch):
     federation = prepare(read_command_line(words.split()), SoloLink()).federation
     federation.start()
 
-    def spoil(of, round_index, step, client):
-        if client is not None and client.index == 1 and step == 1:
-            client.m[3] = torch.nan
+    class Spoil(Observer):
+        def after_step(self, federation, client):
+            if client.index == 1 and client.step_index == 1:
+                client.m[3] = torch.nan
 
-    federation._observe = spoil
+    federation.observer = Spoil()
     with pytest.raises(Diverged, match="row m of client 1 on rank 0 has values that are not finite"):
         federation.run_round()

@@ -17,10 +17,10 @@ from fedmpi.cli.evaluate.__main__ import _run as evaluate
 from fedmpi.cli.predict.__main__ import main as predict
 from fedmpi.cli.report.__main__ import main as report
 from fedmpi.cli.sweep.__main__ import main as sweep
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.prepare.__main__ import main as data
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train
 
 FEW_SEEDS = [pytest.param(range(4), id="short"), pytest.param(range(4, 200), id="long", marks=pytest.mark.slow)]

@@ -19,25 +19,24 @@ import fedmpi.algorithms
 import fedmpi.data.partitions
 from fedmpi.algorithms import Algorithm
 from fedmpi.cli.predict.__main__ import _run as predict
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.config.grammar import read_file
-from fedmpi.config.run import RunSettings
 from fedmpi.data.partitions import Even, Partition
 from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.ground.registry import known
-from fedmpi.ground.settings import roles
 from fedmpi.models.mlp import MLP
 from fedmpi.runs.folder import find_runs
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train
+from fedmpi.training.settings import RunSettings
 
 SEEDS = [pytest.param(range(20), id="short"), pytest.param(range(20, 3000), id="long", marks=pytest.mark.slow)]
 FEW_SEEDS = [pytest.param(range(4), id="short"), pytest.param(range(4, 400), id="long", marks=pytest.mark.slow)]
 KEYS = [
-    *roles(RunSettings),
+    *RunSettings.declared(),
     "config",
     "algorithm",
     "algorithm.step_size",

@@ -9,7 +9,7 @@ import sys
 import pytest
 from helpers import PROGRAMS, ROOT, execute, kill_session, launchers, wait_for
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.comm.start.launch import check_launch
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import find_checkpoints

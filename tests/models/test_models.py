@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import fedmpi.models
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
 from fedmpi.models.cnn import AttackedCNN, CifarCNN, FashionCNN, LambCNN, MnistCNN
@@ -14,6 +13,7 @@ from fedmpi.models.mlp import MLP
 from fedmpi.models.resnet import ResNet9, ResNet18
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.tasks.base import LoadedTask
+from fedmpi.training.config import read_command_line
 
 GREY, COLOUR, TINY = (1, 28, 28), (3, 32, 32), (3, 64, 64)
 

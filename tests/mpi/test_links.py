@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from fedmpi.cli.bench.timing import Case, time_cases
 from fedmpi.comm.agreement import agree
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.ground.errors import AgreedUserError, UserError
 

@@ -9,7 +9,7 @@ import fedmpi.algorithms
 from fedmpi.aggregation import Aggregation
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.norm_bound import NormBound
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.participation import spread

@@ -12,7 +12,8 @@ from fedmpi.federation.client import Client
 from fedmpi.ground.streams import FIRST, WHOLE
 from fedmpi.models.cnn import FashionCNN, LambCNN
 from fedmpi.oracles import AutogradOracle, captured
-from fedmpi.oracles.base import LocalObjective, may_draw
+from fedmpi.oracles.base import LocalObjective
+from fedmpi.oracles.drawing import may_draw
 from fedmpi.oracles.flat_module import FlatModule
 
 INPUTS, LABELS = torch.randn(20, 6, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3

@@ -12,13 +12,13 @@ from torch.nn import functional
 
 import fedmpi
 from fedmpi.algorithms import FAFED, FAFedZO, FedAvg, FedZO
-from fedmpi.config.build import read_command_line
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.federation.client import Client
 from fedmpi.ground.errors import UserError
 from fedmpi.oracles import Autograd, TwoPoint, two_point
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.training.config import read_command_line
 
 N, D, MU = 3, 4, 0.05
 X0 = np.random.default_rng(3).normal(size=D)

@@ -2,30 +2,10 @@
 
 import pytest
 import torch
-from helpers import PROGRAMS, start
 from torch import nn
 
 import fedmpi
 from fedmpi.ground.errors import Diverged
-
-CHECKS = ("hand", "bound", "outer", "diloco", "resume")
-
-
-@pytest.fixture(scope="module")
-def checked():
-    """What the checks printed on two ranks."""
-    return start(2, PROGRAMS / "own_average.py", *CHECKS)
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_on_two_ranks(checked, check):
-    """See the functions of tests/programs/own_average.py."""
-    assert f"{check}: ok" in checked.stdout.splitlines(), checked.stdout + checked.stderr
-
-
-def test_with_another_mpi(any_mpi):
-    ended = start(2, PROGRAMS / "own_average.py", "outer", mpi=any_mpi)
-    assert "outer: ok" in ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,47 +2,12 @@
 
 import pytest
 import torch
-from helpers import PROGRAMS, start
 from torch import nn
 
 import fedmpi
 from fedmpi.federation.client import Client
 from fedmpi.oracles.closure import ClosureOracle
 from fedmpi.oracles.flat_module import FlatModule
-
-CHECKS = ("train", "participation", "absent", "model", "backward", "resume", "communicator", "caught")
-
-
-@pytest.fixture(scope="module")
-def checked():
-    """What the checks printed on two ranks."""
-    return start(2, PROGRAMS / "own_loop.py", *CHECKS)
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_on_two_ranks(checked, check):
-    """See the functions of tests/programs/own_loop.py."""
-    assert f"{check}: ok" in checked.stdout.splitlines(), checked.stdout + checked.stderr
-
-
-def test_half_of_four_ranks_are_drawn_as_by_train():
-    ended = start(4, PROGRAMS / "own_loop.py", "participation", "absent")
-    assert "participation: ok" in ended.stdout and "absent: ok" in ended.stdout, ended.stderr
-
-
-@pytest.mark.parametrize(
-    "check, code, message",
-    [
-        ("uneven", 2, "all ranks must make the same number of local steps"),
-        ("error", 1, "ValueError: there is no such batch"),
-        ("schedule", 2, "at the average after round 3 the ranks had different step sizes"),
-        ("different", 2, "'weight' is [1, 1] torch.float32 on rank 0, [2, 1] torch.float32 on rank 1"),
-    ],
-)
-def test_what_goes_wrong_on_one_rank_ends_all(check, code, message):
-    ended = start(2, PROGRAMS / "own_loop.py", check)
-    assert ended.returncode == code and message in ended.stderr, ended.stderr
-    assert ("Traceback" in ended.stderr) == (code == 1)
 
 
 def oracle_of(module, **settings):

@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers import ROOT, disk_of, execute, train
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.partitions import Stride
 from fedmpi.data.source import HDF5Source, open_source
 from fedmpi.prepare import official

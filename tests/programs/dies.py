@@ -20,11 +20,11 @@ import zlib
 
 import h5py
 
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.files.run_files import SERVER_STATE, find_checkpoints, is_complete
 from fedmpi.runs.checkpoints.files import check_file, checkpoint_folder, client_file, read_manifest
 from fedmpi.runs.checkpoints.writer import Checkpoints
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train
 
 CLOCKS = ("seconds", "local_seconds", "communication_seconds", "evaluation_seconds")
@@ -94,9 +94,9 @@ def die_at(step):
     """Make this process kill itself before the `step`th call that writes, counted from its second checkpoint on."""
     calls, usual = [-math.inf], Checkpoints.begin
 
-    def begin(checkpoints, own):
+    def begin(checkpoints):
         calls[0] = max(calls[0], 0) if checkpoints.done else calls[0]
-        usual(checkpoints, own)
+        usual(checkpoints)
 
     def counted(function):
         def call(*arguments, **options):

@@ -6,9 +6,9 @@ import sys
 import fedmpi.algorithms
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.job.ranks import run_program
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.registry import known
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 
 def program(arguments, link):

@@ -1,4 +1,4 @@
-"""Loops whose ranks agree on when to end, and on metrics: python loops_agree.py CHECK ...; prints "CHECK: ok"."""
+"""Loops whose ranks agree on when to end, and on metrics; see checks.py."""
 
 import math
 import sys
@@ -113,11 +113,3 @@ def check_distributed():
         text = max(MPI.COMM_WORLD.allgather(str(caught.value)))
         assert f"torch.distributed is initialised with {SIZE} ranks" in text, text
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:-1]:
-        globals()[f"check_{name}"]()
-        MPI.COMM_WORLD.Barrier()
-        if RANK == 0:
-            print(f"{name}: ok", flush=True)

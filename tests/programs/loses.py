@@ -17,6 +17,7 @@ import time
 from mpi4py import MPI
 
 import fedmpi.training.build
+from fedmpi.aggregation import Aggregation
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
 from fedmpi.federation.losses import Reports
@@ -24,7 +25,7 @@ from fedmpi.federation.participation import Plan
 from fedmpi.federation.rows import RowStore
 from fedmpi.runs.recorder import Recorder
 from fedmpi.train import main
-from fedmpi.training import loop
+from fedmpi.training import parts
 from fedmpi.training.evaluation import Evaluation
 
 RANK = MPI.COMM_WORLD.rank
@@ -79,12 +80,12 @@ def late(wait, seconds):
 for owner, name, event in [
     (RowStore, "begin_turn", "turn"),
     (Reports, "exchange", "losses"),
-    (RowStore, "average", "sum"),
+    (Aggregation, "spoil", "sum"),
     (Survivors, "_agree", "agree"),
     (Survivors, "_shrink", "shrink"),
     (Evaluation, "__call__", "evaluation"),
     (Recorder, "round", "record"),
-    (loop, "save", "save"),
+    (parts, "save", "save"),
     (fedmpi.training.build, "build_model", "model"),
 ]:
     dies_at(owner, name, event)

@@ -1,7 +1,6 @@
-"""What must hold of `fedmpi.average`, on every rank: python own_average.py CHECK ...; prints "CHECK: ok" on rank 0."""
+"""What must hold of `fedmpi.average`, on every rank; see checks.py."""
 
 import io
-import sys
 
 import numpy as np
 import torch
@@ -234,10 +233,3 @@ def check_resume():
         fed.finish()
         final.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
     assert torch.equal(*final)
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        globals()[f"check_{name}"]()
-        if RANK == 0:
-            print(f"{name}: ok", flush=True)

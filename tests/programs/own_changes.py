@@ -1,14 +1,10 @@
-"""Models that change, and their buffers, in a loop of the user's own: python own_changes.py API CHECK ...
-
-API is average or join. Prints "CHECK: ok" on rank 0; a check runs for a small and for a large model.
-"""
+"""Models that change, and their buffers, in a loop of the user's own; see checks.py."""
 
 import contextlib
 import copy
 import io
 import os
 import pickle
-import sys
 import tempfile
 import threading
 
@@ -557,11 +553,3 @@ def check_exit(api, width):
     loop = Loop(Net(width), api)
     loop.model.more = nn.Linear(2, 2)
     loop.step(2)
-
-
-if __name__ == "__main__":
-    for check in sys.argv[2:]:
-        for size in WIDTHS:
-            globals()[f"check_{check}"](sys.argv[1], size)
-        if RANK == 0:
-            print(f"{check}: ok", flush=True)

@@ -1,8 +1,7 @@
-"""What must hold in a user's own loop, on every rank: python own_loop.py CHECK ...; prints "CHECK: ok" on rank 0."""
+"""What must hold of `fedmpi.join`, on every rank; see checks.py."""
 
 import copy
 import io
-import sys
 import types
 
 import torch
@@ -12,9 +11,9 @@ from torch.nn import functional
 
 import fedmpi
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.streams import FIRST, WHOLE
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 RANK = MPI.COMM_WORLD.rank
 RULES = ("fafed", "fedavg", "scaffold", "mimeadam", "local_amsgrad", "mb_storm", "fedadam", "fed_lamb")
@@ -294,10 +293,3 @@ def check_caught():
             assert why in str(error), error
         else:
             raise AssertionError("there was no error")
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        globals()[f"check_{name}"]()
-        if RANK == 0:
-            print(f"{name}: ok", flush=True)

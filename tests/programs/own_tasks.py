@@ -45,6 +45,7 @@ class Values(fedmpi.Task):
 
 
 class Labels(Values):
+    outputs = "scores"
     metrics = {"f1": (SK + "f1_score", {"average": "macro"}), "auc": SK + "roc_auc_score"}
     metrics["of_each"] = (SK + "recall_score", {"average": None})
 

@@ -27,7 +27,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if HOW == "other" else 0.05, momentum=0.9)
     schedule, mean, shuffle = ExponentialLR(optimizer, 0.97), AveragedModel(model), torch.Generator()
     objects = {"schedule": schedule, "mean": mean, "shuffle": shuffle}
-    record = fedmpi.Recording(FOLDER, resume=True, objects=objects, checkpoint_every=1)
+    record = fedmpi.Recording(FOLDER, resume=True, objects=objects, checkpoint_every=1, verbose=True)
     fed = fedmpi.average(model, optimizer, every=3, record=record)
     if not fed.steps:
         shuffle.manual_seed(fed.rank)

@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.build import read_command_line
 from fedmpi.config.presets import preset_names
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train
 
 SHAPES = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3), "tiny_imagenet": (64, 64, 3)}
@@ -55,7 +55,7 @@ def reduced(name, data, out):
     planned = read_command_line(["--preset", name])
     if type(planned.partition).__name__ == "Classes":
         words += ["--partition.per_client=4"]  # fewer clients hold all classes then, too
-    return [*words, f"--clients={min(planned.run.clients, CLIENTS)}"]
+    return [*words, f"--clients={min(planned.data.clients, CLIENTS)}"]
 
 
 def main(paper, data, out):

@@ -83,6 +83,7 @@ def make_task(kind, tests):
         "loss": loss,
         "predict": predict,
         "metrics": names,
+        "outputs": "values" if kind == "value" else "scores",
     }
     members |= {"test": lambda: common} if tests == "common" else {}
     members |= {"test_of": lambda client, num: own[client]} if tests != "common" else {}

@@ -13,8 +13,7 @@ from helpers import train
 from safetensors.torch import load_file
 
 import fedmpi.data.partitions
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.partitions import Column, Even, Partition, Shared
 from fedmpi.data.source import DigitsSource
 from fedmpi.federation.client import Client
@@ -26,6 +25,7 @@ from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.tasks.attack import BlackBoxAttack, load_classifier
 from fedmpi.tasks.base import RankContext
+from fedmpi.training.config import read_command_line
 
 Y = 4
 

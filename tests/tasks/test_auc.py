@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedmpi.algorithms import FAFED, FMGDA
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.imbalanced import ImbalancedBinary
 from fedmpi.data.partitions import IID, Even, Stride
 from fedmpi.data.source import DigitsSource
@@ -29,6 +28,7 @@ from fedmpi.tasks.auc import DeepAUC, auc_loss, roc_auc, roc_points
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.saddle_toys import TwoParameterAUC
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train as train_here
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import fedmpi
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
 from fedmpi.federation.client import Client

@@ -57,7 +57,7 @@ def test_a_sample_that_is_not_finite_is_named(tmp_path):
 def test_datasets_given_as_data(tmp_path):
     for how, words in (("raises", "cannot be read: OSError"), ("none", "is a NoneType"), ("shape", "of shape [5]")):
         ended = start(2, "-m", "odd_samples", tmp_path, env={"HOW": how})
-        assert f"data of client 1: item 37{':' if how == 'raises' else ''} " in ended.stdout, (
+        assert f"data of client 1, item 37{':' if how == 'raises' else ''} " in ended.stdout, (
             ended.stdout + ended.stderr
         )
         assert words in ended.stdout and ended.stdout.count("LINE") == 2

@@ -55,7 +55,7 @@ def test_neither_workers_nor_ranks_change_a_batch(tmp_path):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("Empty", "train(0): the client has no sample"),
+        ("Empty", "train(0): has no items"),
         ("Unfinished", "Unfinished does not define loss(model, batch)"),
         ("BadMetric", "metric error = sklearn.metrics.no_such_score: cannot be imported"),
     ],

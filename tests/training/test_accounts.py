@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 from slow import STEP_SECONDS
 from torch.nn import functional
 
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.source import DigitsSource
 from fedmpi.ground.streams import FIRST, generator
 from fedmpi.models.lstm import LSTM
 from fedmpi.models.mlp import MLP
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 from fedmpi.training.result import ResultRule

@@ -43,8 +43,11 @@ def compared(silos, tmp_path_factory):
     return by_hand(out, silos, name="all", baselines="local,pooled,tuned", cross_site=True)
 
 
-def rows_of(content):
-    return {row["method"]: row for row in content["rows"]}
+def rows_of(found):
+    """Method -> its values, of a `Comparison` or of the content of a file."""
+    if isinstance(found, baselines.Comparison):
+        return {name: vars(method) for name, method in found.methods.items()}
+    return {row["method"]: row for row in found["rows"]}
 
 
 def bytes_of(folder):
@@ -73,14 +76,14 @@ def test_each_baseline_equals_a_run_by_hand_to_the_bit(silos, compared, tmp_path
         assert rows[name]["clients"] == right and rows[name]["worst"] == min(right)
         assert rows[name]["mean"] == pytest.approx(np.mean(right))
     sent = made["federated"].metrics[-1]["bytes"]
-    assert [rows[name]["bytes"] for name in made] == [sent, 0, made["pooled"].metrics[-1]["bytes"], sent]
+    assert [rows[name]["nbytes"] for name in made] == [sent, 0, made["pooled"].metrics[-1]["bytes"], sent]
     # 12 steps of 8 samples; the last silo's 9 samples are a minibatch of 8 and one of 1.
     assert rows["federated"]["samples"] == rows["local"]["samples"] == rows["pooled"]["samples"]
     assert rows["tuned"]["samples"] == 2 * rows["local"]["samples"]
 
 
 def test_the_table_says_what_a_silo_gains(compared):
-    rows, words = rows_of(compared.baselines), baselines.in_words(compared.baselines).splitlines()
+    rows, words = rows_of(compared.baselines), str(compared.baselines).splitlines()
     gain = rows["federated"]["mean"] - rows["local"]["mean"]
     assert f"the test accuracy of a silo on its own tests by {abs(gain):.4f} on average" in words[0]
     assert words[0].startswith(f"taking part {'improves' if gain > 0 else 'worsens'}") and "of 3 silos gain" in words[0]
@@ -116,6 +119,13 @@ def test_cross_site_is_the_matrix_of_models_and_tests(silos, compared):
         assert [row["matrix"][k][k] for k in range(3)] == row["clients"]
         names, matrix = fedmpi.load_run(row["folder"]).tables["cross_site_accuracy"]
         assert names == ["Aachen", "Bonn", "Celle"] and np.allclose(matrix, row["matrix"])
+
+
+def test_a_private_run_has_the_matrix_as_an_attribute(silos, compared, tmp_path):
+    run = by_hand(tmp_path, silos, private="*", cross_site=True)
+    assert run.baselines is None and compared.cross_site == {}
+    assert run.cross_site["accuracy"] == compared.baselines.methods["local"].matrix
+    assert np.allclose(fedmpi.load_run(run.folder).tables["cross_site_accuracy"][1], run.cross_site["accuracy"])
 
 
 def test_pooled_is_gradient_descent_on_all_data(silos, tmp_path):
@@ -161,10 +171,10 @@ def test_what_a_silo_gains_in_a_loss():
 
 def test_step_sizes_are_chosen_by_the_loss_on_held_out_data(silos, tmp_path):
     run = by_hand(tmp_path, silos, holdout=0.25, baselines="local", baselines_step_sizes=[0.01, 1e6])
-    rows, runs = rows_of(run.baselines), run.baselines["runs"]
+    rows, runs = rows_of(run.baselines), run.baselines.trials
     assert {key.partition("-")[0] for key in runs} == {"federated", "local"} and len(runs) == 6
     for name, row in rows.items():
-        losses = {key: one["held_out"] for key, one in runs.items() if key.startswith(name)}
+        losses = {key: one.held_out for key, one in runs.items() if key.startswith(name)}
         assert all(np.isnan(loss) or loss >= row["held_out"] for loss in losses.values())
         words = {"holdout": 0.25, "private": "*" if name == "local" else None}
         again = by_hand(tmp_path, silos, **words, algorithm={"name": "fedavg", "step_size": 0.01})

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import Diverged
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -43,7 +43,7 @@ def federation_of(words, rounds=3):
     start = federation.store.buffers.clone()
     for _ in range(rounds):
         federation.run_round()
-    return federation, dict(zip((p.name for p in federation.store.sent.parts), federation.store.sent.parts)), start
+    return federation, {part.name: part for part in federation.store.tail.sent.parts}, start
 
 
 def name_of(cls):

@@ -27,8 +27,7 @@ import fedmpi.runs.checkpoints.writer
 import fedmpi.tasks
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.job.signals import StopSignals, stopping_signal
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.rows import RowStore
 from fedmpi.ground.errors import Diverged, Stopped, UserError
@@ -43,8 +42,9 @@ from fedmpi.runs.recorder import Recorder
 from fedmpi.tasks.auc import LoadedAUC
 from fedmpi.tasks.base import BaseTask
 from fedmpi.tasks.classification import LoadedClassification
-from fedmpi.training import loop
+from fedmpi.training import parts
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.loop import train as train_here
 
@@ -232,7 +232,7 @@ def test_a_run_that_ended_early_is_complete(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("owner", "name", "settings", "last"),
     [
-        (loop, "save_clients", "--algorithm fedavg --model mlp --private 3", "models/client_3.safetensors"),
+        (parts, "save_clients", "--algorithm fedavg --model mlp --private 3", "models/client_3.safetensors"),
         (LoadedAUC, "write_result", "--algorithm coda --task auc", "roc.csv"),
     ],
 )
@@ -311,13 +311,13 @@ def maps_of(pid):
 
 
 def test_a_signal_while_the_result_is_saved_is_too_late(tmp_path, monkeypatch, longer):
-    usual = loop.save
+    usual = parts.save
 
     def with_signal(*arguments):
         signal.raise_signal(signal.SIGTERM)
         usual(*arguments)
 
-    monkeypatch.setattr(loop, "save", with_signal)
+    monkeypatch.setattr(parts, "save", with_signal)
     assert outcome(go(tmp_path, f"{TOY} --rounds 8 --eval-every 1")) == longer
 
 
@@ -330,7 +330,7 @@ def test_a_run_that_fails_at_its_very_end_is_not_complete(tmp_path, monkeypatch,
 
     words = f"{TOY} --rounds 8 --eval-every 1 --name it"
     with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
-        patch.setattr(loop, last, fail)
+        patch.setattr(parts, last, fail)
         go(tmp_path, words)
     assert state_of_run(tmp_path / "it") == "broken" and (tmp_path / "it" / "model.h5").exists()
     go(None, f"{words} --resume auto --out {tmp_path}")

@@ -11,7 +11,7 @@ import torch
 
 import fedmpi
 from fedmpi.algorithms import FedAvg
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.partitions import Even
 from fedmpi.federation import Plan, Variables
 from fedmpi.oracles import FunctionOracle

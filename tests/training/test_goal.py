@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import fedmpi
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import UserError
 from fedmpi.runs.record import HELD_OUT
 from fedmpi.tasks.base import Metrics

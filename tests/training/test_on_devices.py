@@ -6,15 +6,15 @@ import torch
 from helpers import start, train
 
 import fedmpi.algorithms
-import fedmpi.oracles.autograd
+import fedmpi.oracles.compiled
 from fedmpi.algorithms import Algorithm
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.losses import Losses
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
 from fedmpi.runs.model_files import read_state
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 COMMON = "--clients 3 --participation 0.7 --local_steps 2 --batch_size 16 --threads 1"
 DRAWING = {"fedzo", "fafedzo"}  # directions, on the device that has the vectors: a GPU's generator is another
@@ -83,7 +83,7 @@ FASTER = [
 @pytest.mark.parametrize("words", FASTER)
 def test_gradients_from_cuda_graphs_are_those_of_plain_passes(monkeypatch, words):
     """With dropout, batch norm, several clients on one model, and last minibatches of another size."""
-    monkeypatch.setattr(fedmpi.oracles.autograd, "_modes", set())
+    monkeypatch.setattr(fedmpi.oracles.compiled, "_modes", set())
     found, losses = run(f"{words} --compile cuda_graph --deterministic true", "cuda")
     expected, expected_losses = run(f"{words} --deterministic true", "cuda")
     assert_close(found, expected, 1e-5)
@@ -94,7 +94,7 @@ def test_gradients_from_cuda_graphs_are_those_of_plain_passes(monkeypatch, words
 @pytest.mark.parametrize("words", ["--model mlp", "--model odd_modules.Wide", "--task quadratic"])
 def test_compiled_gradients(monkeypatch, device, mode, words):
     """In all rows of a rank, wherever they begin: 64 x 4099 weights go around the flat vector's own gradients."""
-    monkeypatch.setattr(fedmpi.oracles.autograd, "_modes", set())
+    monkeypatch.setattr(fedmpi.oracles.compiled, "_modes", set())
     found, losses = run(f"{words} --compile {mode}", device)
     expected, expected_losses = run(words, device)
     assert_close(found, expected, 1e-3)
@@ -103,7 +103,7 @@ def test_compiled_gradients(monkeypatch, device, mode, words):
 
 @needs_gpu
 def test_graphs_of_ours_and_of_torch_are_not_in_one_process(monkeypatch):
-    monkeypatch.setattr(fedmpi.oracles.autograd, "_modes", {"default"})
+    monkeypatch.setattr(fedmpi.oracles.compiled, "_modes", {"default"})
     with pytest.raises(UserError, match="cuda_graph and default do not work in one process: start another"):
         run("--compile cuda_graph", "cuda")
 

@@ -13,9 +13,7 @@ import pytest
 import torch
 from trees import image, plant, snapshot
 
-import fedmpi
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import make_folder
 from fedmpi.ground.files.run_files import find_checkpoints, is_complete
@@ -23,6 +21,7 @@ from fedmpi.runs import lock
 from fedmpi.runs.checkpoints.files import remove_state, write_state
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.recorder import Recorder
+from fedmpi.training.config import read_command_line
 from fedmpi.training.loop import train as train_here
 
 SHORT = "--task quadratic --clients 2 --local-steps 1 --algorithm scaffold --threads 1"
@@ -281,21 +280,3 @@ def test_a_clients_file_goes_with_its_folder(tmp_path):
     assert sorted(os.listdir(folder)) == [".fedmpi", "client-0001.safetensors"]
     remove_state(folder / "client-0001.safetensors")
     assert not folder.exists()
-
-
-def test_a_run_that_ended_early_goes_on_when_it_is_asked_for_more_rounds(tmp_path):
-    settings = {"out": str(tmp_path), "algorithm": "fedavg", "clients": 2, "stop": "train_loss>0", "eval_every": 2}
-    early = fedmpi.train(**settings, name="it", rounds=10)
-    assert len(early.metrics) == 2
-    more = fedmpi.train(**settings, resume=str(tmp_path / "it"), rounds=12)
-    assert len(more.metrics) == 4, "it ends again at its next evaluation"
-    again = fedmpi.train(**settings, resume=str(tmp_path / "it"), rounds=12)
-    assert len(again.metrics) == 4
-
-
-def test_a_run_that_was_killed_after_it_had_ended_early_ends_at_once(tmp_path):
-    settings = {"out": str(tmp_path), "algorithm": "fedavg", "clients": 2, "stop": "train_loss>0", "eval_every": 2}
-    early = fedmpi.train(**settings, name="it", rounds=10)
-    (tmp_path / "it" / "model.safetensors").unlink()  # as if the process had ended between checkpoint and result
-    again = fedmpi.train(**settings, resume=str(tmp_path / "it"), rounds=10)
-    assert len(again.metrics) == 2 and again.final == early.final

@@ -11,13 +11,13 @@ import torch
 from helpers import train
 from torch.nn import functional
 
-from fedmpi.comm.link import SoloLink
-from fedmpi.config.build import read_command_line
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.source import DigitsSource
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.generators import seed_noise
 from fedmpi.ground.streams import derive
-from fedmpi.oracles.base import seed_noise
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 from fedmpi.training.evaluation import Evaluation
 
 STEP, ROUNDS, LOCAL_STEPS = 0.1, 2, 3

@@ -58,9 +58,9 @@ def loops_by_hand(rounds):
     data = [of_client.at(torch.arange(of_client.num)) for of_client in samples]
 
     def make():
-        torch.manual_seed(derive(config.run.seed, "model"))
+        torch.manual_seed(derive(config.data.seed, "model"))
         module = job.task.build_model(config.model_class, config.model_settings)
-        return Loop(module, data, rounds.num_clients, config.run.local_steps, config.run.batch_size)
+        return Loop(module, data, rounds.num_clients, config.rounds.local_steps, config.data.batch_size)
 
     return make
 

@@ -15,12 +15,12 @@ from fedmpi.cli.bench.timing import time_cases
 from fedmpi.cli.bench.workloads import WORKLOADS, arguments_of
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.start.mpi_library import MPI
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.machine.cores import choose_threads, processor_name, usable_cores
 from fedmpi.ground.machine.versions import versions
 from fedmpi.ground.settings import nearest
 from fedmpi.ground.text import format_table
+from fedmpi.training.config import read_command_line
 
 
 class Benchmark:

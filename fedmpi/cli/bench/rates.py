@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import torch
 
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables

@@ -7,9 +7,9 @@ import torch
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.machine.memory import peak_memory, reset_peak_memory
 from fedmpi.training.build import prepare
+from fedmpi.training.config import read_command_line
 
 NUM_BATCHES = 8  # minibatches that the floor's gradients take in turn
 
@@ -41,9 +41,9 @@ class Rounds:
         self.federation = self.job.federation
         self.federation.start()
         store = self.federation.store
-        self._averages = store.block if store.outgoing is store.block else torch.empty_like(store.block)
+        self._averages = store.block if store.aggregation.block is store.block else torch.empty_like(store.block)
         self.num_clients = self.job.context.num_clients
-        self.local_steps = self.config.run.local_steps
+        self.local_steps = self.config.rounds.local_steps
         self.dim = self.job.flat.dim
         gradients, nbytes = self._num_gradients(), self.link.traffic.nbytes
         self.run()
@@ -87,7 +87,7 @@ class Rounds:
 
     def communicate(self):
         """The communication of one round and nothing else."""
-        self.link.average(self.federation.store.outgoing, self.link.size, out=self._averages)
+        self.link.average(self.federation.aggregation.block, self.link.size, out=self._averages)
 
     def close(self):
         """Free the shared memory; the federation cannot be used afterwards. Collective."""

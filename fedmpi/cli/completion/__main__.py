@@ -60,14 +60,15 @@ def _training():
     from fedmpi.config.help import FLAG_HELP, declared_settings
     from fedmpi.config.presets import preset_names
     from fedmpi.ground.registry import known
+    from fedmpi.training.settings import RunSettings
 
     classes = {group: known(choice.package, choice.base) for group, choice in CHOICES.items()}
-    settings = declared_settings({})
+    settings = declared_settings(RunSettings, {})
     for group, of_group in classes.items():
         for cls in of_group.values():
-            settings |= declared_settings({group: cls})
+            settings |= declared_settings(RunSettings, {group: cls})
     for name, cls in known(stages, Stage).items():
-        settings |= declared_settings({f"stages.{name}": cls})
+        settings |= declared_settings(RunSettings, {f"stages.{name}": cls})
     parser = argparse.ArgumentParser(add_help=False)
     for setting in settings.values():
         words = re.search(r" \[([\w |]+)\]$", setting.help)  # as the help of a setting ends that is one of some words

@@ -29,9 +29,10 @@ from fedmpi.comm.agreement import agree, difference
 from fedmpi.comm.job.parser import Parser
 from fedmpi.comm.job.ranks import run_program, show
 from fedmpi.comm.start.launch import check_launch
-from fedmpi.config.build import read_command_line, same_on_all_ranks
+from fedmpi.config.build import same_on_all_ranks
 from fedmpi.ground.errors import AgreedUserError, UserError
 from fedmpi.ground.text import format_ranges, table
+from fedmpi.training.config import read_command_line
 
 MOST_ROWS = 32  # ranks in the table
 LAUNCH_ADVICE = "use the mpirun of mpi4py's MPI, or srun with --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
@@ -75,14 +76,14 @@ def _run(arguments, link):
         show(link, read)
         return
     options, config = read
-    agree(link, lambda: _check_launch(link, options.json, config.run.ranks))
+    agree(link, lambda: _check_launch(link, options.json, config.machine.ranks))
     link.barrier()
-    own = describe_rank(link, config.run.device)
+    own = describe_rank(link, config.machine.device)
     ranks = allgather_facts(link, own)
     on_gpus = all(facts.device_key for facts in ranks)
     device = own.device.partition(" ")[0] if on_gpus else "cpu"
     settings = check_settings(difference(link, same_on_all_ranks(config)))
-    transport = config.run.transport if settings.state == OK else "auto"  # the same on all ranks
+    transport = config.machine.transport if settings.state == OK else "auto"  # the same on all ranks
     summed, used = agree(link, lambda: try_sum(link, transport, device))
     checks = [check_ranks(ranks, summed, used), check_cores(ranks), check_devices(ranks)]
     checks += [check_versions(ranks), settings, check_clocks(ranks)]

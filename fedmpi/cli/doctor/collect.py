@@ -15,6 +15,7 @@ from fedmpi.cli.doctor.checks import FAILED, OK, SKIPPED, WARNING, Check, check_
 from fedmpi.cli.doctor.facts import RankFacts
 from fedmpi.comm.agreement import allgather_lines
 from fedmpi.federation.buffers import SentBuffers
+from fedmpi.federation.memory import num_bytes
 from fedmpi.federation.rows import RowStore
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.machine.devices import memory_of
@@ -56,7 +57,7 @@ def try_sum(link, transport, device="cpu"):
 def check_needs(link, ranks, config):
     """The checks of data, memory and run folder: list of `Check`."""
     try:
-        context = rank_context(config.run, link)
+        context = rank_context(config, link)
         check_common_files(link, config.task, context)
         task, error = config.task.load(context, config.partition), ""
     except (UserError, OSError, MemoryError) as met:
@@ -69,7 +70,7 @@ def check_needs(link, ranks, config):
         task.synchronise(link)
         sizes, error = _try_model(config, context, task)
         size, memory = _check_rows(link, ranks, config, context, sizes, allgather_texts(link, error))
-    return [data, memory, _check_folder(link, pathlib.Path(config.run.out), size)]
+    return [data, memory, _check_folder(link, pathlib.Path(config.folder.out), size)]
 
 
 def _try_model(config, context, task):
@@ -101,7 +102,7 @@ def _check_rows(link, ranks, config, context, sizes, errors):
     buffers = torch.empty(num_buffers, dtype=context.dtype, device="meta")
     sent = SentBuffers(buffers, [BufferPart("", 0, num_buffers, context.dtype)])
     store = RowStore(config.algorithm, dim, sent, len(context.clients), context.dtype, device="meta")
-    rows = store.nbytes + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
+    rows = num_bytes(store) + 3 * dim * context.dtype.itemsize  # and the model, its vector, a gradient
     on_gpu = context.device.type != "cpu"
     if on_gpu:
         left = (memory_of(context.device) or [None])[0]

@@ -7,6 +7,7 @@ mymodule trusts a module of it. SETTINGS are those of fedmpi.train and override 
     mpirun -np 4 python -m fedmpi evaluate runs/fafed-silo-001 --data 'new_{client}.h5'
 """
 
+import dataclasses
 import importlib
 import itertools
 import pathlib
@@ -15,21 +16,23 @@ import sys
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.parser import Parser
 from fedmpi.comm.job.ranks import run_program, show
+from fedmpi.comm.settings import MachineSettings
 from fedmpi.config.grammar import assignments_of, last_text, parse_command_line, read_file, split_paper
+from fedmpi.data.settings import DataSettings
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_regular
 from fedmpi.ground.files.run_files import SETTINGS
 from fedmpi.ground.text import short, table
-from fedmpi.training.build import prepare, read_config
+from fedmpi.training.build import make_federation, prepare, read_config
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.result import MOST_CELLS, metric_lines
+from fedmpi.training.settings import RunSettings
 
-# Settings of a run that say what a model is measured on, and how; all others are about its training.
-TAKEN = (
-    "clients", "weighting", "holdout", "seed", "private", "batch_size", "last_batch", "first_batch_size",
-    "evaluate_samples", "data_dir", "dtype", "device", "threads", "transport", "timeout", "tf32", "deterministic",
-)  # fmt: skip
-GROUPS = ("task", "partition", "model", "algorithm", "oracle")
+SECTIONS = (
+    DataSettings,
+    MachineSettings,
+)  # of a run, which say on what a model is measured
+GROUPS = ("task", "partition", "model")
 NAMES_CODE = (*GROUPS, "task.metrics", "task.transform")  # settings whose value may be the dotted path of some code
 OURS = ("fedmpi.",)
 
@@ -56,7 +59,7 @@ def _run(arguments, link):
         show(link, config)
         return
     agree(link, lambda: _check(config))
-    job = prepare(config, link)
+    job = prepare(config, link, until=make_federation)
     metrics = Evaluation(job)(job.flat.x, job.flat.buffers, 0, whole=True)
     show(link, _report(job, metrics) if link.rank == 0 else "")
 
@@ -72,7 +75,8 @@ def _read(arguments):
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(f"--import {name}: {type(error).__name__}: {short(error)}") from error
     assignments, flags = parse_command_line(words)
-    own = [("init", str(options.model)), ("evaluate", "full"), *assignments]
+    # two_point asks for losses only: nothing is differentiated to try the model.
+    own = [("init", str(options.model)), ("evaluate", "full"), ("oracle", "two_point"), *assignments]
     return (own, flags), _of_run(options.model, own, options.modules)
 
 
@@ -85,22 +89,23 @@ def _of_run(folder, own, trusted):
     if not folder.is_dir() or not check_regular(folder / SETTINGS):
         return []
     settings, _ = split_paper(read_file(folder / SETTINGS, marks_quoted=True), folder / SETTINGS)
-    taken, left_out = [], set()
+    private = last_text(own, "private") or settings.get("private")
+    if private not in (None, "null"):
+        raise UserError("each client has a model of its own (--private): the run's last record has their results")
+    names = {field.name for section in SECTIONS for field in dataclasses.fields(section)}
+    names -= RunSettings.marked("each_start")
+    taken = []
     for key, text in assignments_of(settings, f"{folder / SETTINGS}"):
-        group = key.partition(".")[0]
-        if key not in TAKEN and group not in GROUPS:
+        if key not in names and key.partition(".")[0] not in GROUPS:
             continue
         name = key.lower()  # as `fedmpi.config.grammar.find_key` finds a setting: task.TRANSFORM is task.transform
         if name in NAMES_CODE and last_text(own, name) is None and (paths := _foreign(text, trusted)):
-            if group in ("algorithm", "oracle"):  # which made the model, and do not measure it
-                left_out |= {"algorithm", "oracle"}
-                continue
             raise UserError(
                 f"{folder}: its settings name code of its own, {key} = {short(paths)}, which is not run: if you trust "
                 f"it, add --import {paths.rpartition('.')[0]}, or give it yourself: --{key} {short(paths)}"
             )
         taken.append((key, text))
-    return [(key, text) for key, text in taken if key.partition(".")[0] not in left_out]
+    return taken
 
 
 def _foreign(text, trusted):
@@ -111,7 +116,7 @@ def _foreign(text, trusted):
 
 
 def _check(config):
-    if config.run.private is not None:
+    if config.layers.private is not None:
         raise UserError("each client has a model of its own (--private): the run's last record has their results")
     if not config.task.has_model:
         raise UserError("the task has no model to measure")

@@ -126,7 +126,6 @@ def predict(model, samples):
         shares = torch.cat([1 - scores, scores], dim=1) if scores.shape[1] == 1 else scores
         _check_probabilities(shares, shares.sum(1))
         return shares.float().numpy()
-    _warn_of_probabilities(model)
     if scores.shape[1] == 1:  # of the class 1 of two
         scores = torch.cat([torch.zeros_like(scores), scores], dim=1)
     return scores.softmax(1).float().numpy()
@@ -141,7 +140,6 @@ def _numbers(model, samples):
     if model.fedmpi.get("outputs_are") == "probabilities":
         _check_probabilities(values, torch.ones(len(values)))
     else:
-        _warn_of_probabilities(model)
         values = values.sigmoid()
     names = model.fedmpi.get("class_names", ())
     names = names if len(names) == len(columns) else columns
@@ -155,16 +153,6 @@ def _check_probabilities(shares, sums):
         number = int(is_right.int().argmin())
         found = short([float(f"{share:.4g}") for share in shares[number].tolist()], 80)
         raise UserError(f"sample {number} (from 0) has the outputs {found}: expected probabilities, as the task says")
-
-
-def _warn_of_probabilities(model):
-    """Say that outputs are taken for scores if the model's last layer makes probabilities and its task says nothing."""
-    last = [part for part in model.modules() if not [*part.children()]][-1]
-    if "outputs_are" not in model.fedmpi and isinstance(last, torch.nn.Sigmoid | torch.nn.Softmax):
-        log.warning(
-            f"the model ends with {type(last).__name__}, and its outputs are taken for scores (logits): if they are "
-            'probabilities, say outputs = "probabilities" in the task and train again'
-        )
 
 
 @torch.no_grad()

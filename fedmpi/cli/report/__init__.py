@@ -27,10 +27,10 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
     Raises:
         UserError: one line, if runs cannot be read, are of several problems, or did not measure the metric.
     """
+    from fedmpi.cli.comparison import problems
     from fedmpi.cli.report.curves import Target
     from fedmpi.cli.report.figures import draw, save
     from fedmpi.cli.report.style import Style
-    from fedmpi.runs.comparison import problems
     from fedmpi.runs.folder import find_runs
     from fedmpi.runs.record import AXES, less_is_better
 

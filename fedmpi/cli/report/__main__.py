@@ -8,6 +8,7 @@ import sys
 
 from tqdm import tqdm
 
+from fedmpi.cli.comparison import problems
 from fedmpi.cli.report.curves import Target, metrics_of
 from fedmpi.cli.report.further import further_parts
 from fedmpi.cli.report.style import Look, add_options, look_of
@@ -26,7 +27,6 @@ from fedmpi.comm.job.single import run_single
 from fedmpi.ground.errors import UserError, cannot
 from fedmpi.ground.files.own_files import check_folder, check_regular, check_replaceable, make_folder, replacing
 from fedmpi.ground.text import Log, as_markdown
-from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs, is_run, run_folders
 
 log = Log("fedmpi.cli.report")

@@ -6,8 +6,8 @@ import math
 import re
 import statistics
 
+from fedmpi.cli.comparison import Spread
 from fedmpi.ground.errors import UserError
-from fedmpi.runs.comparison import Spread
 from fedmpi.runs.record import AXES, less_is_better, title
 
 MOST_POINTS = 240  # of a curve; more are averaged in groups of neighbours

@@ -83,7 +83,7 @@ def draw(methods, axis, metric, target=None, style=None):
     """The figure of a metric against an axis, a matplotlib `Figure`; None if nothing was measured.
 
     Args:
-        methods: list of `fedmpi.runs.comparison.Method`; its order gives the colours.
+        methods: list of `fedmpi.cli.comparison.Method`; its order gives the colours.
         axis: one of `fedmpi.runs.record.AXES`. metric: a metric's name. target: a `Target` of this metric, or None.
         style: a `Style`; None: the one of the page.
     """

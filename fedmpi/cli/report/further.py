@@ -3,12 +3,12 @@
 import math
 from types import SimpleNamespace
 
+from fedmpi.cli.comparison import distinguishes_methods
 from fedmpi.cli.report.curves import client_metric, clients_at_end, final, metrics_of, usable_runs
 from fedmpi.cli.report.tables import cases_table, client_table, silo_table
 from fedmpi.ground.files.run_files import ROC
 from fedmpi.ground.text import Table
 from fedmpi.runs import baselines
-from fedmpi.runs.comparison import distinguishes_methods
 from fedmpi.runs.record import HELD_OUT, less_is_better, title
 
 

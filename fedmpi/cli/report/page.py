@@ -8,12 +8,12 @@ import statistics
 
 import jinja2
 
+from fedmpi.cli.comparison import distinguishes_methods, setting_in_words
 from fedmpi.cli.report.curves import best_of, clearly_best, final, lead, metrics_of
-from fedmpi.config.run import role, roles
 from fedmpi.ground.text import Table, format_metric
 from fedmpi.ground.version import __version__
-from fedmpi.runs.comparison import distinguishes_methods, setting_in_words
 from fedmpi.runs.record import less_is_better, title
+from fedmpi.training.settings import RunSettings
 
 
 def page(sections, complaints, refresh=None):
@@ -43,7 +43,7 @@ def section(problem, colors, finals, targets, runs, figures, more=()):
     """What the page says about one problem: best methods, tables, figures, settings.
 
     Args:
-        problem: a `fedmpi.runs.comparison.Problem`. colors: one per method.
+        problem: a `fedmpi.cli.comparison.Problem`. colors: one per method.
         finals, runs: `Table`s. targets: list of (`Target`, `Table`).
         figures: axis -> list of (metric, SVG text). more: list of (heading, list of `Table`, SVG text).
     """
@@ -134,7 +134,7 @@ def _settings(problem):
     rows = []
     for key in keys:
         values = [of_method.get(key) for of_method in settings]
-        if role(key) == "problem" or all(value == values[0] for value in values):
+        if RunSettings.role(key) == "problem" or all(value == values[0] for value in values):
             rows.append((key, str(values[0])))
         else:
             rows += [
@@ -142,7 +142,7 @@ def _settings(problem):
                 for method, value in zip(problem.methods, values)
             ]
     runs = [run for method in problem.methods for run in method.runs]
-    for key in [key for key, its_role in roles().items() if its_role == "speed"]:
+    for key in [key for key, its_role in RunSettings.roles().items() if its_role == "speed"]:
         values = dict.fromkeys(str(run.settings[key]) for run in runs if key in run.settings)
         if values:
             rows.append((key, ", ".join(values)))

@@ -5,10 +5,10 @@ import itertools
 import math
 import statistics
 
+from fedmpi.cli.comparison import setting_in_words
 from fedmpi.cli.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of, usable_runs
 from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.text import Table, as_cell, format_count, format_quantity, short
-from fedmpi.runs.comparison import setting_in_words
 from fedmpi.runs.record import AXES, field, label, title
 
 MOST_CLIENTS, MOST_METHODS = 20, 8  # of a table of every client

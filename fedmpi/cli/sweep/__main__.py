@@ -26,7 +26,6 @@ from fedmpi.comm.job.output import make_output_safe
 from fedmpi.comm.job.parser import Parser, count
 from fedmpi.comm.job.single import run_single
 from fedmpi.config.grammar import read_file
-from fedmpi.config.run import role
 from fedmpi.ground.errors import UserError, attempt
 from fedmpi.ground.files.own_files import check_folder, check_regular, check_replaceable, replacing
 from fedmpi.ground.machine.cores import cores_of_job
@@ -34,6 +33,7 @@ from fedmpi.ground.text import Log, format_ranges, format_seconds
 from fedmpi.ground.version import PACKAGE
 from fedmpi.runs.folder import is_run, outcome, read_run
 from fedmpi.runs.record import HELD_OUT
+from fedmpi.training.settings import RunSettings
 
 log = Log("fedmpi.cli.sweep")
 
@@ -187,7 +187,7 @@ def _check_runs(plan, runs, added):
     """Check the settings of all `Planned` runs before any work starts; `added`: what `_add_settings` returned."""
     if not runs:
         return
-    from fedmpi.config.build import read_command_line  # imports torch, which --table and --help do not need
+    from fedmpi.training.config import read_command_line  # imports torch, which --table and --help do not need
 
     notes = {}
     for run in runs:
@@ -242,7 +242,7 @@ def _is_note(path):
 
 def _of_all_runs(settings):
     """The settings that the runs of one sweep must share."""
-    return {key: text for key, text in settings.items() if role(key) not in ("speed", "place")}
+    return {key: text for key, text in settings.items() if RunSettings.role(key) not in ("speed", "place")}
 
 
 class _Progress:

@@ -4,22 +4,22 @@ import csv
 import dataclasses
 import math
 
-from fedmpi.cli.sweep.plan import OWN
+from fedmpi.cli.comparison import Spread
 from fedmpi.config.grammar import read_file
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.files.run_files import SETTINGS
 from fedmpi.ground.files.settings_files import settings_text
 from fedmpi.ground.text import Table
-from fedmpi.runs.comparison import Spread
 from fedmpi.runs.folder import outcome, read_run
 from fedmpi.runs.record import HELD_OUT, is_beside, less_is_better, title
+from fedmpi.training.settings import RunSettings
 
 # Measured on training data; every other metric may come from the test set.
 ALLOWED = ("train_loss", "loss")
 BEST_OF = "# The best of a sweep:"  # begins the file of the best settings
-# Settings of a run that the file of the best settings leaves out.
-NOT_IN_BEST = ("seed", "threads", "resume", "baselines_step_sizes", *OWN)
+# All data are trained on, so that nothing can be chosen on held-out data; threads were right for what else ran then.
+IN_BEST = {"holdout": 0.0, "baselines_step_sizes": None, "threads": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,8 @@ def write_candidates(path, candidates, metric):
 def write_best(path, candidate, metric):
     """A settings file that trains with the candidate's settings on all training data."""
     settings = read_file(candidate.path / SETTINGS)
-    settings = {key: value for key, value in settings.items() if key not in NOT_IN_BEST} | {"holdout": 0.0}
+    left_out = {"seed", *RunSettings.marked("each_start")}
+    settings = {key: value for key, value in settings.items() if key not in left_out} | IN_BEST
     words = f"{BEST_OF} {candidate.label}\n# {title(metric)}: {candidate.spread}"
     text = f"{words}, {len(candidate.spread.values)} runs\n{settings_text(settings)}"
     with replacing(path, BEST_OF.encode()) as part:

@@ -23,7 +23,8 @@ from fedmpi.ground.machine.processes import describe_process, is_stopped, kill_p
 GRACE = 3.0  # seconds in which all ranks that wait are heard
 LISTEN_AFTER, LISTEN_EVERY = 0.5, 0.05  # seconds of waiting before a rank looks for messages, and between two looks
 HERE, GONE = 1, 0
-WORD, LEAVES = 0, 1  # tags of the messages: HERE or GONE; what a rank that ends says of itself
+# Tags of the messages: HERE or GONE; what a rank that ends says of itself; the number of a meeting within a round.
+WORD, LEAVES, MEETING = 0, 1, 2
 TIMED_OUT = 75  # exit code: a temporary failure, worth another attempt (EX_TEMPFAIL of sysexits.h)
 
 
@@ -53,6 +54,8 @@ class RollCall:
         self.limit, self._describe, self._explain = limit, describe, explain
         self._leaving = {}  # rank -> what it has said of itself before it ends
         self._waiting = set()  # other ranks that have said HERE and not GONE
+        self._looked, self._called = 0.0, -1  # see `called`
+        self.while_waiting = lambda: None  # see `Ranks`
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
         self._inside_since, self._call, self._patience = None, None, 0.0
         self.neighbour = Neighbour(comm, self._processes, self._describe_ended, abort)
@@ -71,6 +74,7 @@ class RollCall:
                 if now - listened < LISTEN_EVERY:
                     continue
                 listened = now
+                self.while_waiting()
                 another_goes_on = self._listen()
                 if called is None and (self._waiting or now - began > self.limit):
                     called = now
@@ -138,6 +142,21 @@ class RollCall:
             if are_all or time.monotonic() > until:
                 return self._leaving, are_all
             time.sleep(0.01)
+
+    def call(self, number):
+        """See `Ranks.call`."""
+        message = np.array([number], np.int64)
+        self._sent += [(message, self._comm.Isend(message, dest=rank, tag=MEETING)) for rank in self._others()]
+
+    def called(self):
+        """See `Ranks.called`; looks for messages at most every `LISTEN_EVERY` seconds."""
+        now = time.monotonic()
+        if now - self._looked >= LISTEN_EVERY:
+            self._looked, message = now, np.empty(1, np.int64)
+            while self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=MEETING):
+                self._comm.Recv(message, source=MPI.ANY_SOURCE, tag=MEETING)
+                self._called = max(self._called, int(message[0]))
+        return self._called
 
     def close(self):
         """Free the communicator."""

@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from fedmpi.comm.faults.mitigation import why_unavailable
-from fedmpi.comm.link import RanksLost
+from fedmpi.comm.ranks import RanksLost
 from fedmpi.comm.start.mpi_library import MPI
 
 
@@ -77,3 +77,23 @@ class Survivors:
             comm = self.comm.Shrink()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         return comm
+
+
+class Surviving:
+    """A transport whose sums the ranks that are left notice to have failed. Collective.
+
+    Args:
+        transport: a `Transport`.
+        attempt: `attempt(action)`, which raises `RanksLost` on all ranks that are left, if others are lost.
+    """
+
+    def __init__(self, transport, attempt):
+        self._transport, self._attempt = transport, attempt
+
+    def average(self, block, divisor, out):
+        """See `Transport.average`."""
+        self._attempt(lambda: self._transport.average(block, divisor, out))
+
+    def combine(self, vectors, partials, divisor, out):
+        """See `Transport.combine`."""
+        self._attempt(lambda: self._transport.combine(vectors, partials, divisor, out))

@@ -55,7 +55,7 @@ def _first_difference(federation):
     """(name of the first row that is not equal on all ranks, what is different as text, the row); None if all are."""
     store, link = federation.store, federation.link
     rows = {f"row {name}": row for name, row in {**store.averaged_rows(), **store.server_rows()}.items()}
-    rows |= {f"buffer '{part.name}'": part.of(store.buffers) for part in store.sent.parts}
+    rows |= {f"buffer '{part.name}'": part.of(store.buffers) for part in store.tail.sent.parts}
     everyone = link.allgather([float(int(digest(row)[:HASH_DIGITS], 16)) for row in rows.values()])
     for (name, row), digests in zip(rows.items(), everyone.T.tolist()):
         (usual, count), *others = collections.Counter(digests).most_common()

@@ -3,6 +3,43 @@
 import torch
 
 from fedmpi.comm.sums.transports.base import Transport
+from fedmpi.ground.errors import AgreedUserError
+
+
+class Compared:
+    """A transport that ends the job if one of its first sums differs from MPI's. Collective.
+
+    Args:
+        transport: a `Transport`, whose `num_compared` says how many sums are still to be compared.
+    """
+
+    def __init__(self, transport):
+        self._transport, self._world = transport, transport.topology.world
+
+    def average(self, block, divisor, out):
+        """See `Transport.average`.
+
+        Raises:
+            AgreedUserError: on every rank, if the sum differs on one.
+        """
+        before = block.clone() if self._transport.num_compared else None
+        self._transport.average(block, divisor, out)
+        if before is not None:
+            self._end_if(average_differs(self._world, before, divisor, out))
+
+    def combine(self, vectors, partials, divisor, out):
+        """See `Transport.combine`, and `average`."""
+        before = [vector.clone() for vector in vectors] if self._transport.num_compared else None
+        self._transport.combine(vectors, partials, divisor, out)
+        if before is not None:
+            self._end_if(combination_differs(self._transport, before, partials, divisor, out))
+
+    def _end_if(self, differs):
+        """Note that a sum was compared."""
+        self._transport.num_compared -= 1
+        if self._world.first_rank_where(differs) is not None:
+            text = f"transport = {self._transport.name}: its sums differ from MPI's; use --transport allreduce"
+            raise AgreedUserError(text, self._world.rank == 0)
 
 
 def average_differs(world, block, divisor, average):

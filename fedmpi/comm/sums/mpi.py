@@ -11,17 +11,21 @@ import torch
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.rollcall import RollCall
-from fedmpi.comm.faults.survivors import Survivors
-from fedmpi.comm.link import Link, RanksLost, Slices, Traffic, combine_alone, describe_clients, divide
+from fedmpi.comm.faults.survivors import Surviving, Survivors
+from fedmpi.comm.link import Link
+from fedmpi.comm.ranks import RanksLost, describe_clients
+from fedmpi.comm.solo import combine_alone, divide
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums import transports
-from fedmpi.comm.sums.comparison import average_differs, combination_differs
+from fedmpi.comm.sums.comparison import Compared
 from fedmpi.comm.sums.slices import add_integers, allgather_vectors, exchange_slices
 from fedmpi.comm.sums.topology import LARGEST_CALL, Topology
 from fedmpi.comm.sums.transports.base import SMALLEST_GAIN, Facts, Transport, Unavailable, choose
 from fedmpi.comm.sums.transports.shared import SharedMemory
 from fedmpi.comm.sums.window import NodeCopy, NoWindow
-from fedmpi.ground.errors import AgreedUserError, Diverged, UserError
+from fedmpi.comm.traffic import Traffic
+from fedmpi.comm.vectors import Slices
+from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.ground.machine.devices import device_number
 from fedmpi.ground.registry import known
 from fedmpi.ground.text import Log
@@ -70,6 +74,7 @@ class MPILink(Link):
         classes = sorted(known(transports, Transport).values(), key=lambda cls: -cls.preference)
         # In the order in which they are asked whether they own a block: Allreduce, which owns any, is the last.
         self._transports = {cls: cls(self.topology) for cls in classes}
+        self._sums = {each: Compared(each) if each.num_compared else each for each in self._transports.values()}
 
     @property
     def oversubscribed(self):
@@ -123,11 +128,9 @@ class MPILink(Link):
         if self.size == 1:
             divide(block, divisor, out)
             return
-        transport = next(candidate for candidate in self._transports.values() if candidate.owns(block))
-        before = block.clone() if transport.num_compared else None
-        self._attempt(lambda: transport.average(block, divisor, out))
-        if before is not None:
-            self._end_if(average_differs(self.topology.world, before, divisor, out), transport)
+        transport = self._owner(block)
+        with self.collective():
+            self._sums[transport].average(block, divisor, out)
         self.summed_by = transport.description
 
     def combine(self, vectors, partials, divisor, out):
@@ -136,23 +139,10 @@ class MPILink(Link):
         if self.size == 1:
             combine_alone(vectors, partials, divisor, out)
             return
-        transport = next(candidate for candidate in self._transports.values() if candidate.owns(vectors[0]))
-        before = [vector.clone() for vector in vectors] if transport.num_compared else None
-        self._attempt(lambda: transport.combine(vectors, partials, divisor, out))
-        if before is not None:
-            self._end_if(combination_differs(transport, before, partials, divisor, out), transport)
+        transport = self._owner(vectors[0])
+        with self.collective():
+            self._sums[transport].combine(vectors, partials, divisor, out)
         self.summed_by = f"{transport.description}, reproducible"
-
-    def _end_if(self, differs, transport):
-        """Note that a sum was compared with MPI's. Collective.
-
-        Raises:
-            AgreedUserError: on every rank, if it differed on one.
-        """
-        transport.num_compared -= 1
-        if self.topology.world.first_rank_where(differs) is not None:
-            text = f"transport = {transport.name}: its sums differ from MPI's; use --transport allreduce"
-            raise AgreedUserError(text, self.rank == 0)
 
     def add_integers(self, block):
         self.traffic.add(block.nbytes)
@@ -189,9 +179,13 @@ class MPILink(Link):
         parts = self._repeat(lambda: allgather_vectors(self.topology.world, host))
         return [part.to(vector.device) for part in parts]
 
+    def _owner(self, block):
+        """The transport that allocated a block; Allreduce, if none did."""
+        return next(transport for transport in self._transports.values() if transport.owns(block))
+
     def _sharing(self, block):
         """The transport whose blocks, this one among them, are in memory that all ranks read; or None."""
-        transport = next((candidate for candidate in self._transports.values() if candidate.owns(block)), None)
+        transport = self._owner(block)
         return transport if self.num_nodes == 1 and isinstance(transport, SharedMemory) else None
 
     def allgather(self, values):
@@ -211,6 +205,9 @@ class MPILink(Link):
 
         self.traffic.other_bytes += own_values.nbytes + 8
         return self._repeat(exchange)
+
+    def begin_allgather(self, values):
+        return super().begin_allgather(values) if self.size == 1 else self.topology.world.begin_allgather(values)
 
     def alltoallv(self, rows, wanted):
         counts = [len(indices) for indices in wanted]
@@ -252,12 +249,21 @@ class MPILink(Link):
 
         self._describe = describe
         self.roll_call = RollCall(self.comm, limit, describe, lambda: (link.phase, link.how_to_resume()))
+        self.roll_call.while_waiting = lambda: link.while_waiting()
         self.topology.waiter.roll_call = self.roll_call
+
+    def call(self, number):
+        if self.roll_call is not None:
+            self.roll_call.call(number)
+
+    def called(self):
+        return -1 if self.roll_call is None else self.roll_call.called()
 
     def survive(self):
         if self.size > 1 and not self.survives:
             waiter = self.topology.waiter
             self._survivors, self.survives = Survivors(self.comm, waiter), True
+            self._sums = {each: Surviving(each, self._attempt_once) for each in self._transports.values()}
             waiter.may_block = False  # inside a blocking call, a rank cannot answer that it waits
             if self.roll_call is not None:
                 self.roll_call.goes_on = True
@@ -265,9 +271,13 @@ class MPILink(Link):
 
     def _attempt(self, action):
         """What a collective action returns; RanksLost on all ranks that are left, if others are lost."""
+        with self.collective():
+            return action() if self._survivors is None else self._attempt_once(action)
+
+    def _attempt_once(self, action):
+        """The same among survivors."""
         try:
-            with self.collective():
-                return action() if self._survivors is None else self._survivors.attempt(action)
+            return self._survivors.attempt(action)
         except RanksLost:
             self._adopt()
             raise

@@ -1,6 +1,6 @@
 """Sums in a given order by messages: each rank adds one slice of all ranks' partial sums."""
 
-from fedmpi.comm.link import divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.sums.slices import PIECE, as_bytes, send_slices
 from fedmpi.comm.sums.window import slices
 

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import torch
 
-from fedmpi.comm.link import Slices
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums.window import slices
+from fedmpi.comm.vectors import Slices
 
 PIECE = 4 << 20  # bytes of each vector that are exchanged at once, which bounds the memory for what arrives
 WORDS = {torch.int32: np.uint32, torch.int64: np.uint64}  # what add_integers takes -> as what MPI adds it

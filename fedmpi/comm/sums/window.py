@@ -8,7 +8,7 @@ import secrets
 
 import torch
 
-from fedmpi.comm.link import as_operand
+from fedmpi.comm.solo import as_operand
 from fedmpi.comm.start.shared_memory import OURS, SHARED_FOLDER
 from fedmpi.ground.errors import UserError
 

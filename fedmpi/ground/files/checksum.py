@@ -8,6 +8,7 @@ import os
 import pathlib
 import stat
 import time
+from collections.abc import Callable
 
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import Log, format_bytes
@@ -18,10 +19,10 @@ PIECE = 1 << 20  # bytes read at once
 QUIET_SECONDS = 2.0  # of reading, after which a line says what takes so long
 SETTLED_SECONDS = 2.0  # since a file changed: another change may have the same time of change, a tick of the clock
 MOST_CACHED = 1000  # files
-_known = {}  # those of this process, as in the cache, which may not be writable
+_known: dict[str, str] = {}  # those of this process, as in the cache, which may not be writable
 
 
-def checksum(path, on_wait=None):
+def checksum(path: str | os.PathLike[str], on_wait: Callable[[], object] | None = None) -> str:
     """The SHA-256 of a file as hexadecimal text.
 
     Args:
@@ -40,7 +41,7 @@ def checksum(path, on_wait=None):
     return digest.hexdigest()
 
 
-def file_digest(path):
+def file_digest(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a data file; computed again if the file was written, moved or replaced since.
 
     A program can set the time of the last change (mtime) to anything, but not that of the last change of the file's
@@ -68,7 +69,7 @@ def file_digest(path):
     return digest
 
 
-def regular(path):
+def regular(path: str | os.PathLike[str]) -> os.stat_result:
     """The `os.stat_result` of a regular file.
 
     Raises:
@@ -80,23 +81,23 @@ def regular(path):
     return status
 
 
-def identity(status):
+def identity(status: os.stat_result) -> tuple[int, ...]:
     """What changes in an `os.stat_result` if the file is another one, or was written."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def salted(digest, salt):
+def salted(digest: str, salt: str) -> str:
     """What may be known of a file with this digest: another text with another salt."""
     return hmac.new(salt.encode(), digest.encode(), "sha256").hexdigest()
 
 
-def _cache():
+def _cache() -> pathlib.Path:
     """Path of the file with the checksums computed so far: "path|`identity`" -> SHA-256."""
     folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     return folder / "fedmpi" / "checksums.json"
 
 
-def _read_cache():
+def _read_cache() -> dict[str, str]:
     try:
         found = json.loads(_cache().read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError, RecursionError):
@@ -104,7 +105,7 @@ def _read_cache():
     return {key: text for key, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
 
 
-def _write_cache(known):
+def _write_cache(known: dict[str, str]) -> None:
     """Best effort: several programs may write it, and the home may be read-only. Only its user can read it."""
     with contextlib.suppress(OSError, RuntimeError):
         path = _cache()

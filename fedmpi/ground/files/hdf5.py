@@ -3,7 +3,10 @@
 import contextlib
 import errno
 import math
+import os
 import pathlib
+from collections.abc import Iterator
+from typing import Any
 
 import h5py
 
@@ -17,7 +20,7 @@ MOST_PACKED = 500  # times that data are larger than what is stored of them; one
 
 
 @contextlib.contextmanager
-def readable(path):
+def readable(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
     """An open HDF5 file, as a context manager; errors of reading within it become one line.
 
     Raises:
@@ -28,7 +31,7 @@ def readable(path):
         yield file
 
 
-def _open(path):
+def _open(path: str | os.PathLike[str]) -> h5py.File:
     """An open HDF5 file, without a lock on a file system that has none."""
     check_file(path)
     try:
@@ -39,19 +42,20 @@ def _open(path):
         return h5py.File(path, locking=False)
 
 
-def files_of(path):
+def files_of(path: str | os.PathLike[str]) -> list[pathlib.Path]:
     """[path, and the paths of the files beside it of which its virtual data sets are views].
 
     Raises:
         UserError: if the file cannot be read.
     """
-    path, found = pathlib.Path(path), set()
+    found: set[pathlib.Path] = set()
+    path = pathlib.Path(path)
     with readable(path) as file:
         _check_own(path, file, path.parent.resolve(), found)
     return [path, *sorted(found - {path.resolve()})]
 
 
-def _check_own(path, file, folder, files):
+def _check_own(path: str | os.PathLike[str], file: h5py.File, folder: pathlib.Path, files: set[pathlib.Path]) -> None:
     """Check that what an HDF5 file contains lies in that file, or in files that are there beside it.
 
     HDF5 can refer to any file of the machine by its name: a data set from a stranger could read a private one. It can
@@ -82,11 +86,11 @@ def _check_own(path, file, folder, files):
                 _check_data(_place(path, group, name), item, folder, files)
 
 
-def _place(path, group, name):
+def _place(path: str | os.PathLike[str], group: h5py.Group, name: str) -> str:
     return f"{path}: {group.name.rstrip('/')}/{name}"
 
 
-def _check_data(where, item, folder, files):
+def _check_data(where: str, item: h5py.Dataset, folder: pathlib.Path, files: set[pathlib.Path]) -> None:
     """Check that the values of a data set lie in files that are there, and that they are so many as they claim."""
     if item.external:
         raise UserError(f"{where} lies in another file ({item.external[0][0]}): expected the data themselves")
@@ -98,7 +102,7 @@ def _check_data(where, item, folder, files):
         check_unpacked(where, max(item.nbytes, chunk), stored, MOST_PACKED)
 
 
-def _stored_by_sources(item):
+def _stored_by_sources(item: h5py.Dataset) -> int:
     """The bytes in all files of the data sets of which one is a view."""
     names, stored = {(source.file_name, source.dset_name) for source in item.virtual_sources()}, 0
     here = pathlib.Path(item.file.filename).resolve().parent
@@ -109,7 +113,7 @@ def _stored_by_sources(item):
     return stored
 
 
-def _check_virtual(where, item, folder, files):
+def _check_virtual(where: str, item: h5py.Dataset, folder: pathlib.Path, files: set[pathlib.Path]) -> None:
     here = pathlib.Path(item.file.filename).resolve().parent
     for source in item.virtual_sources():
         if source.file_name == ".":
@@ -125,11 +129,11 @@ def _check_virtual(where, item, folder, files):
                 _check_own(file, other, folder, files)
 
 
-def data_sets(file):
+def data_sets(file: h5py.File) -> list[tuple[str, h5py.Dataset]]:
     """[(path inside the file, data set)] of all data sets in an open HDF5 file."""
     found = []
 
-    def collect(name, item):
+    def collect(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
             found.append((name, item))
 

@@ -5,7 +5,10 @@ import contextvars
 import io
 import math
 import os
+import pathlib
 import stat
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import format_bytes, short
@@ -13,11 +16,11 @@ from fedmpi.ground.text import format_bytes, short
 LEAST, TIMES = 1 << 30, 100  # what every file may unpack to: so many bytes, and so many times its own
 VARIABLE = "FEDMPI_MAX_UNPACKED"  # GiB that any file may unpack to, for all programs
 PIECE, BLOCK = 1 << 20, 512  # bytes read together; of the unit in which st_blocks counts
-_given = contextvars.ContextVar("max_unpacked", default=None)
+_given: contextvars.ContextVar[float | None] = contextvars.ContextVar("max_unpacked", default=None)
 
 
 @contextlib.contextmanager
-def unpacking(gib):
+def unpacking(gib: float | None) -> Iterator[None]:
     """A context in which files may unpack to so many GiB, whatever their sizes; None: as without it.
 
     Raises:
@@ -32,7 +35,7 @@ def unpacking(gib):
         _given.reset(before)
 
 
-def most_unpacked(packed, times=TIMES):
+def most_unpacked(packed: int, times: int = TIMES) -> int:
     """Bytes that a file of `packed` bytes may unpack to.
 
     Raises:
@@ -49,7 +52,7 @@ def most_unpacked(packed, times=TIMES):
     return max(LEAST, times * packed) if gib is None else int(gib * 2**30)
 
 
-def check_unpacked(path, unpacked, packed, times=TIMES):
+def check_unpacked(path: object, unpacked: int, packed: int, times: int = TIMES) -> None:
     """Check how many bytes a file, or a part of one, makes in memory, before it does.
 
     Raises:
@@ -69,13 +72,13 @@ class Limited(io.RawIOBase):
         file: the open file, in binary. path: of the file, for messages. packed: its size in bytes.
     """
 
-    def __init__(self, file, path, packed):
+    def __init__(self, file: BinaryIO, path: object, packed: int) -> None:
         self._file, self._path, self._packed, self._most = file, path, packed, most_unpacked(packed)
 
-    def readable(self):
+    def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer):
+    def readinto(self, buffer: Any) -> int:
         content = self._file.read(len(buffer))
         buffer[: len(content)] = content
         self._most -= len(content)
@@ -84,18 +87,18 @@ class Limited(io.RawIOBase):
             check_unpacked(self._path, most + 1, self._packed)
         return len(content)
 
-    def close(self):
+    def close(self) -> None:
         self._file.close()
         super().close()
 
 
-def unpacked(file, path, packed):
+def unpacked(file: BinaryIO, path: object, packed: int) -> bytes:
     """The content of an open file that unpacks what it reads; see `Limited`."""
     with Limited(file, path, packed) as limited:
         return b"".join(iter(lambda: limited.read(PIECE), b""))
 
 
-def check_members(path):
+def check_members(path: pathlib.Path) -> None:
     """Check that what is in a zip file, as those of numpy and Excel are, unpacks to an allowed size.
 
     Raises:
@@ -107,7 +110,7 @@ def check_members(path):
         check_unpacked(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
 
-def check_file(path, given=""):
+def check_file(path: str | os.PathLike[str], given: str = "") -> None:
     """Check that a path is a regular file, or leads to one: reading a FIFO or a device might never end.
 
     Raises:

@@ -13,6 +13,8 @@ import pathlib
 import re
 import secrets
 import stat
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from fedmpi.ground.errors import UserError
 
@@ -30,7 +32,9 @@ KINDS = {
 }
 
 
-def make_folder(path, kind, identity=None, prepare=None):
+def make_folder(
+    path: pathlib.Path, kind: str, identity: str | None = None, prepare: Callable[[pathlib.Path], object] | None = None
+) -> str:
     """Make a folder with a mark, in one step: no other process ever sees it without its mark.
 
     An empty folder of that name is taken; it stays the same folder, for those who work in it.
@@ -71,7 +75,7 @@ def make_folder(path, kind, identity=None, prepare=None):
     return identity
 
 
-def _make_unnamed(path):
+def _make_unnamed(path: pathlib.Path) -> tuple[pathlib.Path, int]:
     """(a new folder beside a path, a descriptor that holds it): no other process takes it for a leftover until then."""
     while True:
         unnamed = path.with_name(f".{secrets.token_hex(8)}.new")
@@ -85,7 +89,7 @@ def _make_unnamed(path):
             os.close(held)
 
 
-def _remove_unnamed(parent):
+def _remove_unnamed(parent: pathlib.Path) -> None:
     """Remove what `make_folder` has left in a folder when its process was killed."""
     names = []
     with contextlib.suppress(OSError):  # a folder that may be changed but not listed
@@ -105,7 +109,7 @@ def _remove_unnamed(parent):
                 os.close(held)
 
 
-def remove_parts(folder):
+def remove_parts(folder: pathlib.Path) -> None:
     """Remove what a process has left in a folder with a mark when it was killed while it wrote a file; not others'.
 
     The caller knows that no other process writes there.
@@ -113,7 +117,7 @@ def remove_parts(folder):
     remove(folder, [name for name in os.listdir(folder) if PART.fullmatch(name) or UNFINISHED.fullmatch(name)])
 
 
-def _is_empty_folder(path):
+def _is_empty_folder(path: pathlib.Path) -> bool:
     """Whether a path is a folder, no link, with nothing in it but marks that are being written, and a run's lock."""
     if not path.is_dir() or path.is_symlink():
         return False
@@ -121,7 +125,9 @@ def _is_empty_folder(path):
     return not others or (others == [LOCK] and check_regular(path / LOCK) and _is_written(path / LOCK, OWNER))
 
 
-def write_mark(folder, kind, identity=None, is_first=False, **facts):
+def write_mark(
+    folder: pathlib.Path, kind: str, identity: str | None = None, is_first: bool = False, **facts: object
+) -> str:
     """Write the mark of a folder that this process has made, or that it has found to be fedmpi's; returns the identity.
 
     Raises:
@@ -149,10 +155,10 @@ def write_mark(folder, kind, identity=None, is_first=False, **facts):
         part.replace(folder / MARK)  # a file system without links
     finally:
         part.unlink(missing_ok=True)
-    return content["identity"]
+    return str(content["identity"])
 
 
-def read_mark(folder, kind=None):
+def read_mark(folder: pathlib.Path, kind: str | None = None) -> dict[str, Any]:
     """The content of a folder's mark, a dict; {} if it has none, is another kind of folder, or is a symbolic link."""
     path = folder / MARK
     try:
@@ -168,7 +174,7 @@ def read_mark(folder, kind=None):
     return content if is_mark and kind in (None, content["fedmpi"]) else {}
 
 
-def check_folder(path, kind):
+def check_folder(path: pathlib.Path, kind: str) -> bool:
     """Check that a folder is missing, empty, or one that fedmpi made; whether it is the latter.
 
     Raises:
@@ -194,7 +200,7 @@ def check_folder(path, kind):
     )
 
 
-def set_aside(path):
+def set_aside(path: pathlib.Path) -> pathlib.Path:
     """Rename a folder with a mark, or a file in one, to a name that is free: NAME.old-1, NAME.old-2, ...; return it.
 
     Raises:
@@ -222,7 +228,7 @@ def set_aside(path):
             raise
 
 
-def remove(folder, names, with_folder=False):
+def remove(folder: pathlib.Path, names: Iterable[str], with_folder: bool = False) -> None:
     """Remove files from a folder with a mark; those that are missing, links, or no files are left.
 
     `with_folder`: whether the folder is removed, too, if nothing else is in it.
@@ -241,7 +247,7 @@ def remove(folder, names, with_folder=False):
         os.rmdir(folder)
 
 
-def check_regular(path, is_changed=False):
+def check_regular(path: pathlib.Path, is_changed: bool = False) -> bool:
     """Check that a file of a run folder is a file itself: a link could show any file, and a FIFO or device never ends.
 
     Args:
@@ -266,7 +272,7 @@ def check_regular(path, is_changed=False):
     return True
 
 
-def check_replaceable(path, signature):
+def check_replaceable(path: pathlib.Path, signature: bytes) -> None:
     """Check that a file which a user names is missing or empty, or that fedmpi wrote it.
 
     Args:
@@ -290,7 +296,7 @@ def check_replaceable(path, signature):
     raise UserError(f"{path}: {problem}: choose another name, or move it; nothing changed")
 
 
-def is_stream(path):
+def is_stream(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a pipe or device that the system names, like /dev/stdout: what is written there replaces
     nothing. One that lies elsewhere may wait for a reader forever."""
     with contextlib.suppress(OSError, ValueError):
@@ -299,7 +305,7 @@ def is_stream(path):
     return False
 
 
-def _is_written(path, signature):
+def _is_written(path: pathlib.Path, signature: bytes) -> bool:
     with open(path, "rb") as file:
         begin = file.read(LONGEST_MARK)
         file.seek(-min(LONGEST_END, path.stat().st_size), os.SEEK_END)
@@ -307,7 +313,7 @@ def _is_written(path, signature):
 
 
 @contextlib.contextmanager
-def replacing(path, signature=None):
+def replacing(path: str | os.PathLike[str], signature: bytes | None = None) -> Iterator[pathlib.Path]:
     """A context that gives the path of a file to write, which takes the place of `path` at the end of the context.
 
     After an error the file is gone, and what was at `path` is still there.
@@ -321,8 +327,11 @@ def replacing(path, signature=None):
     """
     path = pathlib.Path(path)
 
-    def check():
-        return check_regular(path) if signature is None else check_replaceable(path, signature)
+    def check() -> None:
+        if signature is None:
+            check_regular(path)
+        else:
+            check_replaceable(path, signature)
 
     check()
     if is_stream(path):
@@ -337,7 +346,7 @@ def replacing(path, signature=None):
         part.unlink(missing_ok=True)
 
 
-def save_figure(figure, path, program, **options):
+def save_figure(figure: Any, path: str | os.PathLike[str], program: str, **options: Any) -> None:
     """Save a figure of matplotlib, in place of what `program` saved there; the ending of the path is the format.
 
     Raises:
@@ -349,12 +358,12 @@ def save_figure(figure, path, program, **options):
         figure.savefig(part, metadata={key: program} if key else None, **options)
 
 
-def check_figure(path, program):
+def check_figure(path: str | os.PathLike[str], program: str) -> None:
     """Check that `save_figure` may write a figure: see `check_replaceable`."""
     check_replaceable(_figure_path(path), program.encode())
 
 
-def _figure_path(path):
+def _figure_path(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path with an ending: matplotlib adds it if it is missing."""
     path = pathlib.Path(path)
     return path if path.suffix or not path.name else path.with_suffix(".png")

@@ -8,6 +8,7 @@ import stat
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import LOCK, MARK, check_regular, read_mark
 
+RUNS = "runs"  # the folder of run folders, unless --out names another
 SETTINGS = "settings.yaml"  # the run as resolved; `--config` repeats it
 RECORDS = "metrics.jsonl"  # one line of JSON per round, see `fedmpi.runs.record`
 MODEL = "model.safetensors"  # the trained tensors under their names; named last: with it a run is complete
@@ -24,6 +25,7 @@ BASELINES = "baselines.json"  # of a run with --baselines: see `fedmpi.runs.base
 RESULT = "result.json"  # what was measured of the resulting model, a record, if the last one has not all of it
 CHECKPOINTS = "checkpoints"  # a folder for each checkpoint, named after its round: 000120
 MANIFEST = "manifest.json"  # in such a folder, written last: with it a checkpoint is complete
+WITHIN = ("within-0", "within-1")  # beside them: two of which the newer one was written within a round
 SERVER_STATE = "server.safetensors"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
 FILES = (
@@ -32,12 +34,12 @@ FILES = (
 )
 
 
-def is_complete(run_folder):
+def is_complete(run_folder: pathlib.Path) -> bool:
     """Whether the run of a folder ended and wrote its model."""
     return (run_folder / MODEL).is_file()
 
 
-def find_checkpoints(run_folder):
+def find_checkpoints(run_folder: str | os.PathLike[str]) -> list[int]:
     """Numbers of rounds after which there is a checkpoint with a manifest, damaged or not, the newest first.
 
     Raises:
@@ -46,7 +48,7 @@ def find_checkpoints(run_folder):
     return [number for number, _ in _checkpoints(pathlib.Path(run_folder) / CHECKPOINTS)]
 
 
-def _checkpoints(folder):
+def _checkpoints(folder: pathlib.Path) -> list[tuple[int, pathlib.Path]]:
     """[(round, folder)] of the checkpoints with a manifest, the newest first."""
     found = []
     try:
@@ -61,12 +63,27 @@ def _checkpoints(folder):
     return sorted(found, reverse=True)
 
 
-def had_checkpoints(run_folder):
+def has_checkpoint(run_folder: str | os.PathLike[str]) -> bool:
+    """Whether there is a checkpoint with a manifest, after a round or within one, damaged or not.
+
+    Raises:
+        UserError: as `find_checkpoints`.
+    """
+    return bool(find_checkpoints(run_folder) or find_within(run_folder))
+
+
+def find_within(run_folder: str | os.PathLike[str]) -> list[pathlib.Path]:
+    """The folders with a checkpoint within a round that has a manifest."""
+    folder = pathlib.Path(run_folder) / CHECKPOINTS
+    return [folder / name for name in WITHIN if (folder / name / MANIFEST).is_file()]
+
+
+def had_checkpoints(run_folder: pathlib.Path) -> bool:
     """Whether the mark of a run folder says that a checkpoint was written."""
     return bool(read_mark(run_folder, "run").get("checkpoints"))
 
 
-def check_files(run_folder):
+def check_files(run_folder: pathlib.Path) -> None:
     """Check that fedmpi made a folder, and that what a run reads and writes there are files and folders, no links.
 
     Raises:
@@ -80,7 +97,7 @@ def check_files(run_folder):
             raise UserError(f"{run_folder / MARK}: fedmpi did not write it: move it to another folder; nothing changed")
         raise UserError(f"{run_folder}: contains no {MARK}, by which fedmpi knows its folders: copy it as a whole")
     folder = run_folder / CHECKPOINTS
-    checkpoints = [inner for _, inner in _checkpoints(folder)]
+    checkpoints = [*(inner for _, inner in _checkpoints(folder)), *(folder / name for name in WITHIN)]
     models = run_folder / os.path.dirname(CLIENT_MODEL)
     for inner in (folder, models, *checkpoints):
         if os.path.lexists(inner) and not stat.S_ISDIR(os.lstat(inner).st_mode):

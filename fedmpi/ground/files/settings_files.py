@@ -4,8 +4,11 @@ YAML 1.1 reads ``010`` as 8, ``1:30`` as 90, ``yes`` as true and ``2024-01-01`` 
 a setting of another type refuses. Aliases, tags and repeated keys are refused.
 """
 
+import pathlib
 import re
 import stat
+from collections.abc import Mapping
+from typing import Any
 
 import yaml
 
@@ -19,12 +22,16 @@ LONGEST_NUMBER = 400  # digits
 AMBIGUOUS = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9]+(:[0-9]+)+(\.[0-9]*)?")
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's is ten times as fast
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Loader(_SafeLoader):
     """YAML without repeated keys and surprising words."""
 
-    yaml_implicit_resolvers = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -35,7 +42,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # libyaml's is te
         return super().construct_mapping(node, deep)
 
 
-def _check_events(text):
+def _check_events(text: str) -> None:
     """Check that a YAML text has no aliases, tags and deep nesting."""
     depth = 0
     for event in yaml.parse(text, _Loader):
@@ -49,7 +56,7 @@ def _check_events(text):
             raise yaml.YAMLError(f"{where}: nested more than {DEEPEST} levels deep")
 
 
-def _resolve(tag, pattern, first, loader=_Loader):
+def _resolve(tag: str, pattern: str, first: Any, loader: Any = _Loader) -> None:
     loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
 
 
@@ -63,7 +70,7 @@ _resolve(
 )
 
 
-def read_settings_file(path, where, marks_quoted=False):
+def read_settings_file(path: pathlib.Path, where: str, marks_quoted: bool = False) -> dict[str, Any]:
     """The content of a YAML or TOML file (if it ends in .toml): a dict of words, numbers, lists and dicts.
 
     `where` begins messages. `marks_quoted`: whether texts in quotes are `Quoted`.
@@ -90,7 +97,7 @@ def read_settings_file(path, where, marks_quoted=False):
     return content
 
 
-def _read_toml(text, where):
+def _read_toml(text: str, where: str) -> dict[str, Any]:
     try:
         import tomllib
     except ImportError:
@@ -98,7 +105,7 @@ def _read_toml(text, where):
     return tomllib.loads(text)
 
 
-def _quoted(value):
+def _quoted(value: object) -> Any:
     """The content of a TOML file, all texts of which stand in quotes, with these as `Quoted`."""
     if isinstance(value, dict):
         return {key: _quoted(inner) for key, inner in value.items()}
@@ -113,7 +120,7 @@ class _FileLoader(_Loader):
     """A loader that gives texts in quotes as `Quoted`."""
 
 
-def _construct_text(loader, node):
+def _construct_text(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
     return Quoted(text) if node.style in ("'", '"', "|", ">") else text
 
@@ -131,7 +138,7 @@ _resolve(
 _resolve("bool", "yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", "yYnNoO", _ValueLoader)
 
 
-def read_value(text):
+def read_value(text: str) -> Any:
     """The value that the text of a setting means, whatever its type: a number, a word, a list, ...
 
     Raises:
@@ -148,11 +155,11 @@ def read_value(text):
     return text if isinstance(value, str) else value
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):
+class _Dumper(_SafeDumper):
     """YAML whose texts are read as these texts: in quotes if they would be something else without."""
 
 
-def is_plain(text):
+def is_plain(text: str) -> bool:
     """Whether a text is read as itself where it stands without quotes, and not as a number or another value."""
     try:
         return isinstance(read_value(text), str) and not AMBIGUOUS.fullmatch(text.strip())
@@ -160,19 +167,19 @@ def is_plain(text):
         return False
 
 
-def _represent_text(dumper, text):
+def _represent_text(dumper: Any, text: str) -> Any:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain(text) else "'")
 
 
 _Dumper.add_representer(str, _represent_text)
 
 
-def settings_text(settings):
+def settings_text(settings: Mapping[str, Any]) -> str:
     """A nested dict of settings as the text of a settings file, which `read_settings_file` reads as the same dict."""
-    return yaml.dump(settings, Dumper=_Dumper, sort_keys=False)
+    return str(yaml.dump(settings, Dumper=_Dumper, sort_keys=False))
 
 
-def _check(value, depth=0):
+def _check(value: object, depth: int = 0) -> None:
     """Check that a value read from a file holds nothing but words, numbers, lists and dicts, in a few levels."""
     if depth > DEEPEST:
         raise ValueError(f"nested more than {DEEPEST} levels deep")

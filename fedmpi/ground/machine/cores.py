@@ -6,6 +6,8 @@ import os
 import pathlib
 import platform
 import time
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from fedmpi.ground.machine.groups import control_groups
 
@@ -14,7 +16,7 @@ VARIABLES = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")  # that the user, or the 
 SHORTEST = 0.05  # seconds in which work is compared; the kernel counts in hundredths
 
 
-def processor_name():
+def processor_name() -> str:
     """The model of this machine's processor, with its numbers, if there are any: different models can share a name."""
     with contextlib.suppress(OSError, KeyError):
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
@@ -26,7 +28,7 @@ def processor_name():
     return platform.processor() or platform.machine()
 
 
-def usable_cores(process=0):
+def usable_cores(process: int = 0) -> list[int]:
     """The numbers of the cores that a process, 0: this one, may run on.
 
     Raises:
@@ -35,28 +37,28 @@ def usable_cores(process=0):
     return sorted(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else [*range(online_cores())]
 
 
-def online_cores():
+def online_cores() -> int:
     """How many cores the machine has, whatever limits this process."""
     return os.cpu_count() or 1
 
 
-def count_at_a_time(cores):
+def count_at_a_time(cores: Collection[int]) -> int:
     """How many of some cores the control groups let this process use at a time."""
     return int(min(len(cores), core_quota()))
 
 
-def cores_of_job():
+def cores_of_job() -> int:
     """How many cores of this machine this job may use at a time, as system, control groups and scheduler say it."""
     return min([count_at_a_time(usable_cores()), *(number for _, number in _given_by_schedulers())])
 
 
-def run_on(cores):
+def run_on(cores: Collection[int]) -> None:
     """Let this process run on some cores only, where the system can say so."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
 
-def core_quota(root=pathlib.Path("/")):
+def core_quota(root: pathlib.Path = pathlib.Path("/")) -> float:
     """How many cores this process's control groups let it use at a time (containers, SLURM); infinite without limit.
 
     `root`: folder of /proc and /sys (for tests).
@@ -70,7 +72,7 @@ def core_quota(root=pathlib.Path("/")):
     return min(quotas)
 
 
-def _work_so_far():
+def _work_so_far() -> tuple[float, float, dict[int, tuple[int, int]]]:
     """(time, CPU time of this process, core -> [ticks without work, all ticks]), to compare with later ones."""
     ticks = {}
     with contextlib.suppress(OSError, ValueError):
@@ -85,7 +87,7 @@ def _work_so_far():
 _measured = [_work_so_far()]
 
 
-def work_since_start(cores):
+def work_since_start(cores: Collection[int]) -> tuple[float, float]:
     """(cores that this process kept busy, how many of `cores` had no work), on average; (0, all) if unknown.
 
     The time begins when this module is loaded, and anew with each call.
@@ -102,19 +104,7 @@ def work_since_start(cores):
     return max(0.0, work - worked) / (now - began), idle
 
 
-def seconds_without_core():
-    """How long the threads of this process have been ready to run and had no core, added up; None if unknown.
-
-    Linux counts it, also the time for which a control group's quota is used up.
-    """
-    found = []
-    for path in pathlib.Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
-            found.append(int(path.read_text(encoding="ascii").split()[1]))  # ns; whole numbers add up without rounding
-    return sum(found) / 1e9 if found else None
-
-
-def choose_threads(link, given=None, by_load=True):
+def choose_threads(link: Any, given: int | None = None, by_load: bool = True) -> tuple[int, str]:
     """(number of threads for this rank, what has decided it as text; "" for its share of all cores).
 
     A variable overrides the share, which is the smallest of: the cores to which the launcher bound this rank; and, each
@@ -144,7 +134,7 @@ def choose_threads(link, given=None, by_load=True):
     return max(1, limits[reason]), reason
 
 
-def _given_by_schedulers():
+def _given_by_schedulers() -> Iterator[tuple[str, int]]:
     """Yield (variable, cores of this machine that the job has according to it), as schedulers set them."""
     environment = dict(os.environ)
     if "LSB_BIND_CPU_LIST" not in environment:  # with it, LSF binds each slot to its cores
@@ -156,7 +146,7 @@ def _given_by_schedulers():
             yield name, int(environment[name])
 
 
-def library_threads():
+def library_threads() -> set[int]:
     """The numbers of threads that torch takes by itself: as many as usable cores, with hyperthreads or without."""
     cores, siblings = usable_cores(), set()
     for core in cores:

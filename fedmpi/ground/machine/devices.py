@@ -11,6 +11,8 @@ import hashlib
 import os
 import pathlib
 import platform
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ VISIBLE = {  # type of device -> the variables that limit which ones a process s
 }
 
 
-def pick_device(device, link):
+def pick_device(device: str, link: Any) -> torch.device:
     """The torch device of this rank by the setting, see `device_name`; it becomes its current one. Not collective.
 
     Raises:
@@ -42,14 +44,14 @@ def pick_device(device, link):
     return chosen
 
 
-def accelerator():
+def accelerator() -> tuple[str, int]:
     """(type, number) of the GPUs that this process sees, like ("cuda", 4); ("cuda", 0) if there are none."""
     if not torch.accelerator.is_available():
         return "cuda", 0
     return torch.accelerator.current_accelerator().type, torch.accelerator.device_count()
 
 
-def set_arithmetic(tf32, deterministic):
+def set_arithmetic(tf32: bool, deterministic: bool) -> None:
     """Say how GPUs compute in this process; see the settings of a run. Not collective."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     if deterministic:
@@ -58,7 +60,7 @@ def set_arithmetic(tf32, deterministic):
 
 
 @contextlib.contextmanager
-def arithmetic_kept():
+def arithmetic_kept() -> Iterator[None]:
     """A context at whose end matrix products and convolutions are as precise as they were."""
     backends, before = torch.backends, []
     with contextlib.suppress(RuntimeError):  # the program has used torch's newer names, which follow
@@ -75,13 +77,13 @@ def arithmetic_kept():
             put(value)
 
 
-def memory_of(device):
+def memory_of(device: torch.device) -> tuple[int, int] | None:
     """(free bytes, all bytes) of a GPU; None if torch does not say."""
     ask = getattr(torch.get_device_module(device), "mem_get_info", None)
     return ask(device) if ask else None
 
 
-def fits(nbytes, memory, num_ranks):
+def fits(nbytes: float, memory: tuple[int, int] | None, num_ranks: int) -> bool:
     """Whether a client's data may lie in a GPU that ranks may share: half of `memory_of` is for models' training."""
     if memory is None:
         return True
@@ -89,7 +91,9 @@ def fits(nbytes, memory, num_ranks):
     return num_ranks * nbytes <= left - total / 2
 
 
-def device_name(device, local_number, num_gpus, kind="cuda", environment=os.environ):
+def device_name(
+    device: str, local_number: int, num_gpus: int, kind: str = "cuda", environment: Mapping[str, str] = os.environ
+) -> str:
     """The name of a rank's device: "cpu" or "TYPE:NUMBER".
 
     Args:
@@ -117,12 +121,12 @@ def device_name(device, local_number, num_gpus, kind="cuda", environment=os.envi
     return f"{kind}:{local_number % num_gpus if chosen.index is None else chosen.index}"
 
 
-def _visible(environment, kind):
+def _visible(environment: Mapping[str, str], kind: str) -> str | None:
     """The variable that limits which devices of a type a process sees; None if none of them is set."""
     return next((name for name in VISIBLE.get(kind, ()) if name in environment), None)
 
 
-def local_number(environment, local_rank, num_ranks):
+def local_number(environment: Mapping[str, str], local_rank: int, num_ranks: int) -> int:
     """The number of this process among those of its node, from which its GPU follows.
 
     SLURM's SLURM_LOCALID counts all processes of the step, also those that are not in this link. It is used only if
@@ -138,7 +142,7 @@ def local_number(environment, local_rank, num_ranks):
     return local_id if num_tasks >= num_ranks and local_id >= local_rank else local_rank
 
 
-def device_key(device):
+def device_key(device: torch.device) -> str:
     """What identifies the physical GPU (or MIG slice) behind a torch device on its node; "" for the CPU."""
     if device.type == "cpu":
         return ""
@@ -147,7 +151,7 @@ def device_key(device):
     return physical_device(os.environ[variable] if variable else None, device.index, uuid)
 
 
-def physical_device(visible, index, uuid=""):
+def physical_device(visible: str | None, index: int, uuid: str = "") -> str:
     """What identifies the GPU or MIG slice that a process sees as number `index`; the same in all processes of a node.
 
     Args:
@@ -159,19 +163,19 @@ def physical_device(visible, index, uuid=""):
     return name if name.startswith("MIG-") or not uuid else uuid  # slices of one GPU may have its UUID
 
 
-def device_number(device):
+def device_number(device: torch.device) -> float:
     """A float that no other GPU (or MIG slice) of the job has; -1 for the CPU."""
     key = device_key(device)
     return number_on_node(key) if key else -1.0
 
 
-def number_on_node(text):
+def number_on_node(text: str) -> float:
     """A float, at least 0, that stands for a text on this node; other texts and nodes have other numbers."""
     digest = hashlib.blake2b(f"{platform.node()}/{text}".encode(), digest_size=6).digest()
     return float(int.from_bytes(digest, "little"))  # 48 bits, which a float64 holds exactly
 
 
-def warn_if_shared(link, device):
+def warn_if_shared(link: Any, device: torch.device) -> None:
     """Print a line for each GPU that several ranks share, on the first of them. Collective on the link."""
     sharing = ranks_that_share(link.allgather([device_number(device)])[:, 0], link.rank)
     if len(sharing) > 1 and sharing[0] == link.rank:
@@ -182,13 +186,13 @@ def warn_if_shared(link, device):
         )
 
 
-def ranks_that_share(numbers, rank):
+def ranks_that_share(numbers: Any, rank: int) -> list[int]:
     """The ranks with the number of `rank`'s device, in order; [] for a rank on the CPU, whose number is -1."""
     numbers = np.asarray(numbers)
     return [] if numbers[rank] < 0 else np.flatnonzero(numbers == numbers[rank]).tolist()
 
 
-def bind_to_near_cores(device, link):
+def bind_to_near_cores(device: torch.device, link: Any) -> None:
     """Let this process run only on the cores near its GPU, if the ranks of the node have room there. Collective.
 
     Called after the number of torch's threads is set, and before they start and inherit it. What a launcher has bound
@@ -202,7 +206,7 @@ def bind_to_near_cores(device, link):
         run_on(cores)
 
 
-def cores_to_use(usable, near, num_threads):
+def cores_to_use(usable: Collection[int], near: Collection[int], num_threads: int) -> list[int]:
     """The cores to which a rank is bound, ascending; [] to leave it where it is.
 
     `usable`: on which it may run. `near`: those near its GPU, [] if unknown. `num_threads`: of all ranks to run there.
@@ -211,20 +215,20 @@ def cores_to_use(usable, near, num_threads):
     return both if num_threads <= len(both) < len(usable) else []
 
 
-def near_cores(device):
+def near_cores(device: torch.device) -> list[int]:
     """Numbers of the cores near a GPU; [] for the CPU, or if the system does not say."""
     if device.type == "cpu":
         return []
     return cores_near(pci_address(torch.get_device_module(device).get_device_properties(device)))
 
 
-def pci_address(properties):
+def pci_address(properties: Any) -> str:
     """Where a GPU is on the PCI bus, like "0000:3b:00.0"; "" if torch does not say."""
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    numbers: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     return "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
 
 
-def cores_near(address, devices="/sys/bus/pci/devices"):
+def cores_near(address: str, devices: str = "/sys/bus/pci/devices") -> list[int]:
     """Numbers of the cores near the device at a PCI address; [] if the system does not say."""
     try:
         text = (pathlib.Path(devices) / address / "local_cpulist").read_text()

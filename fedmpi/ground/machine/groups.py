@@ -3,9 +3,10 @@
 import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 
 
-def control_groups(controller, root=pathlib.Path("/")):
+def control_groups(controller: str, root: pathlib.Path = pathlib.Path("/")) -> Iterator[tuple[int, pathlib.Path]]:
     """Yield (version, folder) of this process's control groups that may limit something, and of those around them.
 
     They are of version 2 or 1, wherever the system has mounted them; what a container does not show is left out.

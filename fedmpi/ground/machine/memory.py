@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import sys
+from collections.abc import Iterator
 
 from fedmpi.ground.machine.groups import control_groups
 
@@ -13,7 +14,7 @@ from fedmpi.ground.machine.groups import control_groups
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 
 
-def available_memory(num_ranks=1, root=pathlib.Path("/")):
+def available_memory(num_ranks: int = 1, root: pathlib.Path = pathlib.Path("/")) -> int | None:
     """Bytes that each of this job's ranks on this machine may still take without swapping; None if nothing says it.
 
     The smallest of: the machine's available memory, what is left in this process's control groups (containers, SLURM),
@@ -29,13 +30,13 @@ def available_memory(num_ranks=1, root=pathlib.Path("/")):
     return max(0, min(left)) if left else None
 
 
-def _left_on_machine(root):
+def _left_on_machine(root: pathlib.Path) -> Iterator[int]:
     with contextlib.suppress(OSError):
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         yield from (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
-def _left_in_groups(root):
+def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
     """Bytes that are left below each limit of this process's control groups, of version 2 or 1."""
     names = {2: ("memory.max", "memory.current", "inactive_file")}
     names[1] = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
@@ -47,7 +48,7 @@ def _left_in_groups(root):
             yield left + int(stat.get(cache, 0))  # pages of files are given up when memory is needed
 
 
-def _given_by_slurm():
+def _given_by_slurm() -> Iterator[int]:
     """Bytes that SLURM gave this job on this machine; nothing outside of SLURM, or for all of the machine's memory."""
     with contextlib.suppress(KeyError, ValueError):
         yield from filter(None, [int(os.environ["SLURM_MEM_PER_NODE"]) << 20])
@@ -55,7 +56,7 @@ def _given_by_slurm():
         yield int(os.environ["SLURM_MEM_PER_CPU"]) * int(os.environ["SLURM_CPUS_ON_NODE"]) << 20
 
 
-def reset_peak_memory():
+def reset_peak_memory() -> None:
     """Set `peak_memory` back to what is in use now: malloc returns freed memory first."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -63,14 +64,14 @@ def reset_peak_memory():
         file.write("5")
 
 
-def peak_memory():
+def peak_memory() -> int:
     """Largest resident size of this process in bytes, since the last `reset_peak_memory`."""
     with open("/proc/self/status") as file:
         lines = dict(line.split(":", 1) for line in file)
     return int(lines["VmHWM"].split()[0]) * 1024
 
 
-def keep_freed_memory():
+def keep_freed_memory() -> None:
     """Make malloc keep what was freed instead of returning it to the system.
 
     Training allocates and frees the same activations and gradients at every step. By default malloc takes the memory of
@@ -79,12 +80,12 @@ def keep_freed_memory():
     _mallopt({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 << 20})
 
 
-def return_freed_memory():
+def return_freed_memory() -> None:
     """Make malloc work as it does by itself once its thresholds have grown to their maximum."""
     _mallopt({_M_MMAP_MAX: 65536, _M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 64 << 20, _M_TOP_PAD: 128 << 10})
 
 
-def _mallopt(options):
+def _mallopt(options: dict[int, int]) -> None:
     """Set options of glibc's malloc; nothing where malloc is not glibc's."""
     if not sys.platform.startswith("linux"):
         return

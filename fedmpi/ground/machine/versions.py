@@ -11,14 +11,14 @@ import torch
 from fedmpi.ground.version import PACKAGE, __version__
 
 
-def versions():
+def versions() -> dict[str, str]:
     """Name -> version of what a run's bits depend on."""
     found = {"fedmpi": __version__, "python": platform.python_version()}
     return found | {"torch": torch.__version__, "numpy": np.__version__}
 
 
 @functools.cache
-def source_digest():
+def source_digest() -> str:
     """Eight characters that differ if the Python files of two installations differ."""
     digest = hashlib.sha256()
     for folder, folders, names in os.walk(PACKAGE):

@@ -34,7 +34,7 @@ def run(options):
     """Print a table with one line per client; draw and write the parts if requested."""
     if options.plot:
         check_plot(options.plot)
-    from fedmpi.config.build import read_command_line  # imports torch: the other commands start faster without it
+    from fedmpi.training.config import read_command_line  # imports torch: the other commands start faster without it
 
     config = read_command_line(["--data", options.data, *options.settings])
     if isinstance(config, str):
@@ -44,10 +44,10 @@ def run(options):
         raise UserError(f"{options.data}: is already one file per client: expected one file for all clients")
     if config.partition is not None and config.partition.redeal:
         raise UserError("partition.redeal = true: there is a split for every round, and none to show: leave it out")
-    num_clients = config.run.clients or DEFAULT_CLIENTS
+    num_clients = config.data.clients or DEFAULT_CLIENTS
     paths = _silo_paths(options.write, num_clients) if options.write else None
     task = config.resolved["task"]["name"]
-    path = None if options.data == "digits" else find_file(options.data, config.run.data_dir)
+    path = None if options.data == "digits" else find_file(options.data, config.data.data_dir)
     if path is not None and task != "auc" and is_text(path):
         _partition_text(Text(path), num_clients, paths, options)
     elif config.partition is None:
@@ -71,9 +71,9 @@ def _silo_paths(pattern, num_clients):
 
 def _partition_samples(config, num_clients, paths, options):
     """Split what the task trains on: a version of the data set, if the task has its own."""
-    whole = open_source(options.data, config.run.data_dir)
-    source = config.task.version(whole, config.run.seed) if hasattr(config.task, "version") else whole
-    parts = config.partition.split_source(source, num_clients, config.run.seed)
+    whole = open_source(options.data, config.data.data_dir)
+    source = config.task.version(whole, config.data.seed) if hasattr(config.task, "version") else whole
+    parts = config.partition.split_source(source, num_clients, config.data.seed)
     labels = source.labels["train"]
     counts = np.array([np.bincount(labels[part], minlength=source.num_classes) for part in parts])
     names = config.partition.names(source, parts)

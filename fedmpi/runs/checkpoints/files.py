@@ -29,7 +29,7 @@ from fedmpi.ground.text import short
 
 FORMAT = 1  # of the manifest and the files
 # Names of a checkpoint's files; the last is of a manifest that was being written when a process was killed.
-FILES = re.compile(r"manifest\.json(\.part)?|(server|client-\d{4,})\.safetensors|\.[0-9a-f]{16}\.json")
+FILES = re.compile(r"manifest\.json(\.part)?|(server|client-\d{4,}|rank-\d{4,})\.safetensors|\.[0-9a-f]{16}\.json")
 TYPES = {"versions": dict, "round": int, "layout": list, "records": int, "settings": dict}
 TYPES |= {"architecture": dict, "run_name": str}
 PIECE = 8 << 20  # bytes that are written at once, while their checksum is computed

@@ -6,7 +6,6 @@ import torch
 
 from fedmpi.comm.agreement import agree, share
 from fedmpi.config.grammar import flatten
-from fedmpi.config.run import role
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
 from fedmpi.ground.machine.versions import versions
@@ -23,15 +22,13 @@ from fedmpi.runs.checkpoints.files import (
 
 log = Log(__name__)
 
-MAY_DIFFER = ("rounds", "epochs", "resume", "clients")  # settings of a resumed run, besides those of speed and place
-EVALUATION = ("eval_every", "evaluate", "evaluate_samples")  # of speed, unless evaluations decide what the result is
 
-
-def resume(job, folder, run_name):
+def resume(run, clients_folder, run_name, within):
     """Go on from the newest checkpoint that is not damaged; damaged ones are named on standard error.
 
     Args:
-        job: the `Job`. folder: path of the run folder. run_name: see `unique_name`.
+        run: a `fedmpi.runs.loop.run.Run`. clients_folder: where clients' files are, see `client_file`, or None.
+        run_name: see `unique_name`. within: the `CheckpointWithin`, from which the run goes on if it is newer.
 
     Returns:
         (the state of the training loop, name -> number; the manifests up to that checkpoint, the newest first).
@@ -39,15 +36,18 @@ def resume(job, folder, run_name):
     Raises:
         AgreedUserError: on every rank, if there is none, or its settings differ in what is learned.
     """
-    link = job.link
+    link, folder = run.link, run.folder
     manifests = share(link, lambda: _read_manifests(folder))
+    inner = within.find(manifests[0]["round"] if manifests else 0)
+    if inner is not None and (loop := _resume_within(run, within, inner)) is not None:
+        return loop, [inner, *manifests]
     if manifests:
-        agree(link, lambda: _check_settings(job, folder, manifests[0]))
-        agree(link, lambda: _check_sees_checkpoints(job, folder, manifests[0]))
+        agree(link, lambda: _check_settings(run, manifests[0]))
+        agree(link, lambda: _check_sees_checkpoints(run, clients_folder, manifests[0]))
     while manifests:
         state, problem = {}, None
         try:
-            state = _read_files(job, folder, manifests[0], run_name)
+            state = _read_files(run, clients_folder, manifests[0], run_name)
         except Damaged as damage:
             problem = f"checkpoint of round {manifests[0]['round']} is damaged: {damage}"
         failing = link.first_rank_where(problem is not None)
@@ -58,12 +58,28 @@ def resume(job, folder, run_name):
         del manifests[0]
     agree(link, lambda: manifests or _refuse(folder))
     shared = _share_state(link, state)
-    agree(link, lambda: _restore(job, folder, {**shared, **state}))
+    agree(link, lambda: _restore(run, {**shared, **state}))
     for client, file in manifests[0]["clients"].items() if link.rank == 0 else ():
         if file is None or file[0] != manifests[0]["round"]:
             since = "without a state" if file is None else f"with its state after round {file[0]}"
             log.warning(f"client {client} was lost and takes part again, {since}")
     return {name.removeprefix("loop/"): shared[name] for name in shared if name.startswith("loop/")}, manifests
+
+
+def _resume_within(run, within, manifest):
+    """Go on from the checkpoint within a round; the state of the training loop, or None if a rank's file is damaged."""
+    link, state, problem = run.link, {}, None
+    agree(link, lambda: _check_settings(run, manifest))
+    try:
+        state = within.read(manifest)
+    except Damaged as damage:
+        problem = f"checkpoint within round {manifest['round'] + 1} is damaged: {damage}"
+        log.warning(problem)
+    if link.first_rank_where(problem is not None) is not None:
+        return None
+    loop = _share_state(link, {name: value for name, value in state.items() if name.startswith("loop/")})
+    agree(link, lambda: _restore(run, state))
+    return {name.removeprefix("loop/"): value for name, value in loop.items()}
 
 
 def _refuse(folder):
@@ -81,65 +97,65 @@ def _read_manifests(folder):
     return found
 
 
-def _read_files(job, folder, manifest, run_name):
+def _read_files(run, clients_folder, manifest, run_name):
     """The state of this rank's clients and, on rank 0, the shared one. Not collective.
 
     Raises:
         Damaged: if a file is missing, or differs from what was written.
     """
     state = {}
-    for client in job.context.clients:
+    for client in run.clients:
         if (file := manifest["clients"][str(client)]) is None:
             continue  # lost before the first checkpoint: it begins without a state
         # Where the file would be written now, or was written then.
         paths = [
-            client_file(pattern, folder, file[0], client, job.link.rank, inner)
-            for pattern in _patterns(job, manifest)
+            client_file(pattern, run.folder, file[0], client, run.link.rank, inner)
+            for pattern in _patterns(clients_folder, manifest)
             for inner in (run_name, manifest["run_name"])
         ]
         state |= read_state(next((path for path in paths if path.exists()), paths[-1]), *file[1:])
-    if job.link.rank == 0:
-        state |= read_state(checkpoint_folder(folder, manifest["round"]) / SERVER_STATE, *manifest["server"])
+    if run.link.rank == 0:
+        state |= read_state(checkpoint_folder(run.folder, manifest["round"]) / SERVER_STATE, *manifest["server"])
     return state
 
 
-def _patterns(job, manifest):
+def _patterns(clients_folder, manifest):
     """Where clients' files are written now, and where they were written then, see `client_file`."""
-    return job.config.run.checkpoint_clients, manifest["settings"].get("checkpoint_clients")
+    return clients_folder, manifest["settings"].get("checkpoint_clients")
 
 
-def _restore(job, folder, state):
+def _restore(run, state):
     """Let the federation go on from a state. Not collective.
 
     Raises:
         UserError: if it is that of another run.
     """
     try:
-        job.federation.restore(state)
+        run.restore(state)
     except (KeyError, RuntimeError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = f"{type(error).__name__}: {short(error)}"
-        raise UserError(f"resume = {folder}: the state in its checkpoint is not that of this run: {reason}") from None
+        raise UserError(
+            f"resume = {run.folder}: the state in its checkpoint is not that of this run: {reason}"
+        ) from None
 
 
-def _check_settings(job, folder, manifest):
+def _check_settings(run, manifest):
     """Check that the settings agree with those of a checkpoint in what is learned. Not collective.
 
     Raises:
         UserError: one line that lists those that differ, or says that the run is longer already.
     """
-    now = flatten({**job.config.resolved, "clients": job.context.num_clients})
+    now, folder = flatten(run.settings), run.folder
     then = flatten(manifest["settings"])
     changes = [
         f"{key} was {value}, now {now[key]}"
         for key, value in then.items()
-        if key in now and now[key] != value and _must_agree(key, job.config.run) and key.partition(".")[0] != "paper"
+        if key in now and now[key] != value and not {key, key.partition(".")[0]} & {"paper", *run.may_change}
     ]
-    if len(manifest["clients"]) != job.context.num_clients:
-        changes.append(f"clients was {len(manifest['clients'])}, now {job.context.num_clients}")
-    if not changes and manifest["layout"] != describe_layout(job.flat):
+    if not changes and manifest["layout"] != describe_layout(run.flat):
         changes.append("the model's parameters, or their order in memory (channels_last)")
     recorded = manifest["architecture"]
-    if not changes and (other_model := difference(recorded, job.flat.architecture)):
+    if not changes and (other_model := difference(recorded, run.flat.architecture)):
         raise UserError(
             f"resume = {folder}: the model is another one: {other_model}; give the former model, or begin a new run "
             "(--init reads a checkpoint, also into another model with --init_strict false)"
@@ -149,33 +165,27 @@ def _check_settings(job, folder, manifest):
             f"resume = {folder}: the run has other settings: {', '.join(changes)}; give the former values, or begin a "
             "new run"
         )
-    if (edited := other_code(recorded, job.flat.architecture)) and job.link.rank == 0:
+    if (edited := other_code(recorded, run.flat.architecture)) and run.link.rank == 0:
         log.warning(f"resume = {folder}: the code of {edited} has changed since the checkpoint was written")
-    if manifest["round"] > job.num_rounds:
+    if manifest["round"] > run.num_rounds:
         raise UserError(
-            f"resume = {folder}: rounds = {job.num_rounds}, but the run has already completed {manifest['round']} "
+            f"resume = {folder}: rounds = {run.num_rounds}, but the run has already completed {manifest['round']} "
             "rounds: expected at least as many"
         )
     found = versions()
     other = [f"{name} {old}" for name, old in manifest["versions"].items() if found.get(name, old) != old]
-    if other and job.link.rank == 0:
+    if other and run.link.rank == 0:
         log.warning(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
 
 
-def _must_agree(key, run):
-    """Whether a setting influences what is learned."""
-    if key in EVALUATION and (run.result == "best" or run.stop is not None or run.patience is not None):
-        return True
-    return role(key) not in ("speed", "place") and key not in MAY_DIFFER
-
-
-def _check_sees_checkpoints(job, folder, manifest):
+def _check_sees_checkpoints(run, clients_folder, manifest):
     """Check that the run folder, in which rank 0 has found checkpoints, is not another folder here. Not collective.
 
     Raises:
         UserError: if this rank sees none, and needs them.
     """
-    if job.context.clients and _patterns(job, manifest) == (None, None) and not (folder / CHECKPOINTS).is_dir():
+    folder = run.folder
+    if run.clients and _patterns(clients_folder, manifest) == (None, None) and not (folder / CHECKPOINTS).is_dir():
         raise UserError(
             f"resume = {folder}: rank 0 has its checkpoints, but {platform.node()} has not: use a folder that all "
             "nodes share, or --checkpoint_clients FOLDER"

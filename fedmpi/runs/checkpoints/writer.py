@@ -32,6 +32,7 @@ from fedmpi.runs.checkpoints.files import (
     write_state,
 )
 from fedmpi.runs.checkpoints.resume import resume
+from fedmpi.runs.checkpoints.within import CheckpointWithin
 
 log = Log(__name__)
 
@@ -45,22 +46,23 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        job: the `Job`. folder: path of the run folder. identity: of the run, see `Recorder`.
-        recorder: function without arguments: the `Recorder` on the rank that is 0 now, None elsewhere.
+        run: a `fedmpi.runs.loop.run.Run`. settings: a `FolderSettings`.
+        own: function without arguments: the state of the run's loop: name -> number.
         check: called before each checkpoint; it raises an error on all ranks if the state is not a good one.
 
     Raises:
         AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
     """
 
-    def __init__(self, job, folder, identity, recorder, check=lambda: None):
-        self.folder, self._job, self._recorder, self._check = folder, job, recorder, check
-        self._identity, self._run_name = identity, unique_name(folder, identity)
+    def __init__(self, run, settings, own=dict, check=lambda: None):
+        self._run, self._settings, self._own, self._check = run, settings, own, check
+        self._run_name = unique_name(run.folder, run.identity)
         # Round after which there is a complete checkpoint -> client -> (round after which its file was written, size,
         # checksum): of a lost client an earlier one, or None.
         self._complete = {}
         self._thread, self._began = None, time.monotonic()
-        agree(job.link, self._make_client_folders)
+        self.within = CheckpointWithin(run, settings.checkpoint_clients, own)
+        agree(run.link, self._make_client_folders)
 
     @property
     def done(self):
@@ -71,21 +73,15 @@ class Checkpoints:
         """This rank's bits of `Federation.requests`; rank 0's clock decides when one is due. Not collective."""
         if self._thread is not None:
             return WRITING if self._thread.is_alive() else FAILED if self._thread.problem else 0
-        minutes = self._job.config.run.checkpoint_minutes
-        is_due = minutes > 0 and time.monotonic() - self._began >= 60 * minutes
-        return DUE if is_due and self._job.link.rank == 0 else 0
-
-    def after_round(self, own):
-        """Complete what is written, and begin a checkpoint if one is due.
-
-        `own()` returns the state of the training loop itself: name -> number.
-        """
-        if self.is_due():
-            self.begin(own)
+        is_due = (
+            self._settings.checkpoint_minutes > 0
+            and time.monotonic() - self._began >= 60 * self._settings.checkpoint_minutes
+        )
+        return DUE if is_due and self._run.link.rank == 0 else 0
 
     def is_due(self):
         """Complete what is written; whether a checkpoint is due after this round, which `begin` may write then."""
-        federation, every = self._job.federation, self._job.config.run.checkpoint_every
+        federation, every = self._run.federation, self._settings.checkpoint_every
         if self._thread is not None and not federation.requests & WRITING:
             self._end(federation.requests & FAILED)
         is_due = bool(federation.requests & DUE or (every and federation.round_index % every == 0))
@@ -93,62 +89,62 @@ class Checkpoints:
             self.finish()
         return is_due
 
-    def begin(self, own):
+    def begin(self):
         """Begin to write the current state; without memory for a copy, write all of it before returning."""
         self._check()
-        federation, link = self._job.federation, self._job.link
-        self._began, number, state, files = time.monotonic(), federation.round_index, federation.state(), {}
-        for client in self._job.context.clients:
+        run, link = self._run, self._run.link
+        self._began, number, state, files = time.monotonic(), run.federation.round_index, run.state(), {}
+        for client in run.clients:
             own_state = {name: value for name, value in state.items() if name.startswith(f"clients/{client}/")}
             files[self._client_file(number, client)] = own_state
         if link.rank == 0:
             shared = {name: value for name, value in state.items() if not name.startswith("clients/")}
-            shared |= {f"loop/{name}": value for name, value in own().items()}
-            files[checkpoint_folder(self.folder, number) / SERVER_STATE] = shared
-        position = self._recorder().position() if self._recorder() else None
+            shared |= {f"loop/{name}": value for name, value in self._own().items()}
+            files[checkpoint_folder(run.folder, number) / SERVER_STATE] = shared
+        position = run.recorder().position() if run.recorder() else None
         copies = _copied(files, link.local_size)
-        self._thread = _Writer(number, copies or files, position, link.members, self._identity)
+        self._thread = _Writer(number, copies or files, position, link.members, run.identity)
         self._thread.start()
         if copies is None:
             self._thread.join()
 
-    def write_now(self, own):
+    def write_now(self):
         """Write a checkpoint of the current state, unless there is one, and wait for it; whether there is one then."""
         self.finish()
         members = None
-        while self.done != self._job.federation.round_index and members != self._job.link.members:
-            members = self._job.link.members  # again, if a rank is lost meanwhile
-            self.begin(own)
+        while self.done != self._run.federation.round_index and members != self._run.link.members:
+            members = self._run.link.members  # again, if a rank is lost meanwhile
+            self.begin()
             self.finish()
-        return self.done == self._job.federation.round_index
+        return self.done == self._run.federation.round_index
 
     def finish(self):
         """Wait for what is being written, and complete it."""
         if self._thread is not None:
             self._thread.join()
-            self._end(self._job.link.allgather([bool(self._thread.problem)]).any())
+            self._end(self._run.link.allgather([bool(self._thread.problem)]).any())
 
     def restore(self):
         """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
-        loop, manifests = resume(self._job, self.folder, self._run_name)
-        for manifest in manifests:
+        loop, manifests = resume(self._run, self._settings.checkpoint_clients, self._run_name, self.within)
+        for manifest in manifests[1:] if "within" in manifests[0] else manifests:
             self._complete[manifest["round"]] = {int(client): file for client, file in manifest["clients"].items()}
         return loop, manifests[0]
 
     def _make_client_folders(self):
-        for client in self._job.context.clients if self._job.config.run.checkpoint_clients else ():
+        for client in self._run.clients if self._settings.checkpoint_clients else ():
             try:
                 make_folders(self._client_file(0, client).parent.parent)
             except OSError as error:
                 raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_file(self, round_index, client):
-        pattern, rank = self._job.config.run.checkpoint_clients, self._job.link.rank
-        return client_file(pattern, self.folder, round_index, client, rank, self._run_name)
+        pattern, rank = self._settings.checkpoint_clients, self._run.link.rank
+        return client_file(pattern, self._run.folder, round_index, client, rank, self._run_name)
 
     def _end(self, failed):
         """List the files that all ranks have written in a manifest, or remove them if one could not be written."""
-        link, written, self._thread = self._job.link, self._thread, None
+        link, written, self._thread = self._run.link, self._thread, None
         self._report(written)
         clients = None if failed else self._allgather_clients(written)
         failed = failed or link.members != written.members  # a file of a lost rank may be missing
@@ -158,7 +154,7 @@ class Checkpoints:
         if not failed and link.first_rank_where(bool(written.problem)) is None and link.members == written.members:
             self._complete[written.number] = clients
         else:
-            for client in self._job.context.clients:
+            for client in self._run.clients:
                 remove_state(self._client_file(written.number, client))
         self._prune()
 
@@ -170,34 +166,34 @@ class Checkpoints:
 
     def _allgather_clients(self, written):
         """See `_complete`: of the checkpoint that is written now."""
-        paths = {client: self._client_file(written.number, client) for client in self._job.context.clients}
+        paths = {client: self._client_file(written.number, client) for client in self._run.clients}
         own_rows = [(client, *written.sizes[path.name]) for client, path in paths.items()]
-        everyone = self._job.link.allgatherv([number for row in own_rows for number in row]).reshape(-1, 3).astype(int)
+        everyone = self._run.link.allgatherv([number for row in own_rows for number in row]).reshape(-1, 3).astype(int)
         present = {client: [written.number, *sizes] for client, *sizes in everyone.tolist()}
-        return {**dict.fromkeys(range(self._job.context.num_clients)), **self._complete.get(self.done, {}), **present}
+        return {**dict.fromkeys(range(self._run.num_clients)), **self._complete.get(self.done, {}), **present}
 
     def _write_manifest(self, written, clients):
         """Complete the checkpoint on rank 0; returns what went wrong, or None. Not collective."""
-        job, folder = self._job, checkpoint_folder(self.folder, written.number)
+        run, folder = self._run, checkpoint_folder(self._run.folder, written.number)
         content = {
             "round": written.number,
-            "rounds": job.num_rounds,
-            "ranks": job.link.size,
-            "layout": describe_layout(job.flat),
-            "architecture": as_json(job.flat.architecture),
+            "rounds": run.num_rounds,
+            "ranks": run.link.size,
+            "layout": describe_layout(run.flat),
+            "architecture": as_json(run.flat.architecture),
             "records": written.position,
             "server": written.sizes[SERVER_STATE],
             "clients": {str(client): file for client, file in clients.items()},
-            "settings": {**job.config.resolved, "clients": job.context.num_clients},
+            "settings": run.settings,
             "run_name": self._run_name,
         }
         try:
-            self._recorder().check_lock()
-            self._recorder().sync()
-            sync_folder(self.folder.absolute().parent)
+            run.recorder().check_lock()
+            run.recorder().sync()
+            sync_folder(run.folder.absolute().parent)
             write_manifest(folder, content)
-            if not had_checkpoints(self.folder):
-                write_mark(self.folder, "run", self._identity, checkpoints=True)
+            if not had_checkpoints(run.folder):
+                write_mark(run.folder, "run", run.identity, checkpoints=True)
         except OSError as error:
             return f"{error.filename or folder}: cannot be written: {error.strerror}"
         return None
@@ -205,15 +201,17 @@ class Checkpoints:
     def _prune(self):
         """Remove what does not belong to the newest checkpoints."""
         before = self._files()
-        kept = sorted(self._complete)[-self._job.config.run.checkpoint_keep :]
+        kept = sorted(self._complete)[-self._settings.checkpoint_keep :]
         self._complete = {number: self._complete[number] for number in kept}
         needed = self._files()
         for client, number in before - needed:
-            if client in self._job.context.clients:
+            if client in self._run.clients:
                 remove_state(self._client_file(number, client))
-        if self._job.link.rank == 0:
-            remove_checkpoints(self.folder, kept, needed)
-        self._job.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0
+        if self._run.link.rank == 0:
+            remove_checkpoints(self._run.folder, kept, needed)
+        if self._complete:
+            self.within.remove(max(self._complete))
+        self._run.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0
 
     def _files(self):
         """The (client, round after which it was written) of all files of complete checkpoints."""

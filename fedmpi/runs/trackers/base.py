@@ -2,6 +2,8 @@
 
 import abc
 import importlib
+import pathlib
+from typing import Any
 
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import find
@@ -22,15 +24,15 @@ class Tracker(abc.ABC):
     module = ""
     extra = ""
 
-    def __init__(self):
+    def __init__(self) -> None:
         try:
-            self.package = importlib.import_module(self.module)
+            self.package: Any = importlib.import_module(self.module)
         except ImportError:
             name = type(self).__name__.lower()
             raise UserError(f"track = {name}: needs a package: pip install 'fedmpi[{self.extra}]'") from None
 
     @abc.abstractmethod
-    def begin(self, folder, settings, done):
+    def begin(self, folder: pathlib.Path, settings: dict[str, Any], done: int) -> None:
         """A run begins, or goes on after `done` rounds.
 
         Args:
@@ -38,35 +40,37 @@ class Tracker(abc.ABC):
         """
 
     @abc.abstractmethod
-    def round(self, number, values):
+    def round(self, number: int, values: dict[str, float]) -> None:
         """A round has ended.
 
         Args:
             number: of the round, from 1. values: title -> number, see `titled`.
         """
 
-    def sync(self):  # noqa: B027  most programs keep nothing back
+    def sync(self) -> None:  # noqa: B027  most programs keep nothing back
         """A checkpoint is written: rounds that were passed on so far will not be passed on again."""
 
-    def folder_is_made_again(self, folder, settings, records):  # noqa: B027  most programs keep nothing in it
+    def folder_is_made_again(  # noqa: B027  most programs keep nothing in it
+        self, folder: pathlib.Path, settings: dict[str, Any], records: list[dict[str, Any]]
+    ) -> None:
         """The run folder was removed and is created again; `records` are those that were passed on so far."""
 
     @abc.abstractmethod
-    def close(self):
+    def close(self) -> None:
         """The run has ended."""
 
 
-def make_trackers(names):
+def make_trackers(names: str | None) -> list[Tracker]:
     """The trackers of a list of names with commas in between, or of dotted paths; None: no tracker.
 
     Raises:
         UserError: if one is unknown or cannot be used here.
     """
-    names = [name.strip() for name in (names or "").split(",") if name.strip()]
-    return [find("tracker", name, trackers, Tracker)() for name in names]
+    chosen = [name.strip() for name in (names or "").split(",") if name.strip()]
+    return [find("tracker", name, trackers, Tracker)() for name in chosen]
 
 
-def titled(record):
+def titled(record: dict[str, Any]) -> dict[str, float]:
     """Title -> number of a record's numbers: metrics as they are, amounts as "run/NAME"."""
     numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
     return {f"run/{name}" if name in AMOUNTS else name: value for name, value in numbers.items()}

@@ -1,6 +1,8 @@
 """Weights & Biases."""
 
 import os
+import pathlib
+from typing import Any
 
 from fedmpi.runs.trackers.base import Tracker
 
@@ -11,7 +13,7 @@ class WandB(Tracker):
     module = "wandb"
     extra = "wandb"
 
-    def begin(self, folder, settings, done):
+    def begin(self, folder: pathlib.Path, settings: dict[str, Any], done: int) -> None:
         self._run = self.package.init(
             project=os.environ.get("WANDB_PROJECT", "fedmpi"),
             name=folder.name,
@@ -20,8 +22,8 @@ class WandB(Tracker):
             mode=os.environ.get("WANDB_MODE", "offline"),
         )
 
-    def round(self, number, values):
+    def round(self, number: int, values: dict[str, float]) -> None:
         self._run.log(values, step=number)
 
-    def close(self):
+    def close(self) -> None:
         self._run.finish()

@@ -9,7 +9,7 @@ from helpers import start
 from fedmpi import algorithms
 from fedmpi.cli.bench.parts import rates
 from fedmpi.cli.bench.rates import Hit, Slope, Trial, best_hit, first_hit, means, slope, verdict
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
 

@@ -20,7 +20,7 @@ from fedmpi.cli.doctor.__main__ import _check_launch
 from fedmpi.cli.doctor.checks import check_clocks, check_cores, check_devices, check_memory, check_ranks
 from fedmpi.cli.doctor.collect import _check_rows
 from fedmpi.cli.doctor.facts import RankFacts
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import UserError
 
 FACTS = RankFacts(0, "n1", 0, [0, 1], 2, 1, "cpu", "", "", {"MPI": "MPICH 5.0.2"}, 0.0)

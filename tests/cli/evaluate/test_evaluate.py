@@ -8,7 +8,7 @@ from helpers import start, train
 
 import fedmpi
 from fedmpi.cli.evaluate.__main__ import _run
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.prepare.writer import write_file
 
 

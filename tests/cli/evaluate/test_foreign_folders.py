@@ -10,7 +10,7 @@ import yaml
 
 import fedmpi
 from fedmpi.cli.evaluate.__main__ import _run
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import UserError
 from fedmpi.runs.checkpoints.files import Damaged, read_manifest
 

@@ -9,12 +9,12 @@ from helpers import ROOT, execute
 from test_report import FLOOR, Page, accuracy, make_run, report
 
 import fedmpi.cli.report
+from fedmpi.cli.comparison import problems
 from fedmpi.cli.report.curves import Target, clearly_best
 from fedmpi.cli.report.further import varied_settings
 from fedmpi.cli.report.style import Style
 from fedmpi.cli.report.tables import cases_table, client_table, final_table, silo_table, target_table
 from fedmpi.ground.errors import UserError
-from fedmpi.runs.comparison import problems
 from fedmpi.runs.folder import find_runs
 
 pytest.importorskip("matplotlib")

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from helpers import LIMIT, ROOT, execute, hear_ctrl_c, train, wait_for
 
+from fedmpi.cli.comparison import Spread, problems
 from fedmpi.cli.report.__main__ import _folder as files_folder
 from fedmpi.cli.report.curves import Target, curve, final
 from fedmpi.cli.report.live import RESTART, is_running, may_go_on, watch
@@ -29,7 +30,6 @@ from fedmpi.cli.report.tables import final_table, target_table
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import make_folder
 from fedmpi.ground.text import Table
-from fedmpi.runs.comparison import Spread, problems
 from fedmpi.runs.folder import find_runs, read_run
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -25,7 +25,7 @@ from fedmpi.cli.sweep import local
 from fedmpi.cli.sweep.choice import best_of_each_algorithm, ended_runs, rank
 from fedmpi.cli.sweep.local import run_all
 from fedmpi.cli.sweep.plan import make_plan
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions import Even
 from fedmpi.ground.errors import UserError

@@ -10,12 +10,12 @@ import yaml
 from helpers import PROGRAMS, start, train
 from torch import nn
 
-from fedmpi.config.build import read_command_line
 from fedmpi.config.presets import preset_names, preset_path
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import command_name
 from fedmpi.prepare.official import OFFICIAL
 from fedmpi.runs.folder import read_run
+from fedmpi.training.config import read_command_line
 
 HIGH = "fafed/fashion_mnist_high"
 
@@ -105,7 +105,7 @@ def test_the_command_line_overrides_a_file_and_a_file_overrides_a_preset(tmp_pat
     file = tmp_path / "run.yaml"
     file.write_text("local_steps: 5\nbatch_size: 7\nalgorithm: {name: fedavg}\n")
     config = read_command_line(["--preset", HIGH, "--config", str(file), "--batch-size", "9"])
-    assert (config.run.clients, config.run.local_steps, config.run.batch_size) == (20, 5, 9)
+    assert (config.data.clients, config.rounds.local_steps, config.data.batch_size) == (20, 5, 9)
     assert config.resolved["algorithm"]["step_size"] == content(HIGH)["paper"]["methods"]["fedavg"]["step_size"]
 
 
@@ -207,7 +207,7 @@ def test_data_that_no_package_contains_are_named_with_the_command_that_gets_them
 def test_fed_lamb_deals_all_samples_anew_in_every_round(name):
     """A local epoch of 25 active clients is then one pass over all samples, as in the paper."""
     config = read_command_line(["--preset", name])
-    assert config.partition.redeal and config.run.local_epochs == 1 and config.run.participation == 0.5
+    assert config.partition.redeal and config.rounds.local_epochs == 1 and config.rounds.participation == 0.5
 
 
 def test_each_non_iid_figure_of_the_attack_has_a_preset_by_brightness():
@@ -226,5 +226,5 @@ def test_coda_and_codasca_run_in_three_stages(data, samples):
     """Of the presets' length: epochs of what is left after 80 % of each negative class is removed, over 16 clients."""
     for method in ("coda", "codasca"):
         config = read_command_line(["--preset", f"auc/{data}", "--algorithm", method])
-        rounds = math.ceil(config.run.epochs * math.ceil(samples / 16 / 50) / 10)
+        rounds = math.ceil(config.rounds.epochs * math.ceil(samples / 16 / 50) / 10)
         assert math.ceil(rounds / config.algorithm.stage_rounds) == 3 and config.algorithm.step_decay == 3

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import pathlib
 import platform
 import re
 import subprocess
@@ -15,9 +14,9 @@ import torch
 from helpers import PROGRAMS, ROOT, execute, launch_words
 
 import fedmpi
+from fedmpi.comm.settings import MachineSettings
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.run import RunSettings
 from fedmpi.ground.machine import cores
 from fedmpi.ground.machine.cores import choose_threads, usable_cores
 from fedmpi.own_loop import base
@@ -93,7 +92,7 @@ def test_a_number_that_other_processes_might_change_becomes_a_setting(monkeypatc
     monkeypatch.setattr(build, "choose_threads", lambda *_: found)
     before = torch.get_num_threads()
     try:
-        assert build._take_threads(RunSettings(**settings), MPILink(MPI.COMM_SELF))[1] == recorded
+        assert build._take_threads(MachineSettings(**settings), MPILink(MPI.COMM_SELF))[1] == recorded
     finally:
         torch.set_num_threads(before)
 
@@ -184,14 +183,3 @@ def test_a_loop_takes_its_share_unless_the_user_has_chosen(monkeypatch, capsys, 
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(usual)
-
-
-def test_the_seconds_without_a_core_are_those_that_linux_counts():
-    def counted():
-        files = pathlib.Path("/proc/self/task").glob("*/schedstat")
-        return sum(int(file.read_text().split()[1]) for file in files) / 1e9
-
-    if not pathlib.Path("/proc/self/schedstat").exists():
-        pytest.skip("this system does not count them")
-    before, found, after = counted(), cores.seconds_without_core(), counted()
-    assert 0 < before <= found <= after

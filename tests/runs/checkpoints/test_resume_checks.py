@@ -5,12 +5,12 @@ import types
 import pytest
 from torch import nn
 
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.machine.versions import versions
 from fedmpi.oracles.architecture import as_json, describe
 from fedmpi.runs.checkpoints import resume
 from fedmpi.runs.checkpoints.files import describe_layout
+from fedmpi.training.config import read_command_line
 
 
 def job(*words, num_clients=2, shape=(3, 4), rank=0, model=None):
@@ -22,7 +22,7 @@ def job(*words, num_clients=2, shape=(3, 4), rank=0, model=None):
         config=config,
         context=types.SimpleNamespace(num_clients=num_clients, clients=[0]),
         flat=flat,
-        num_rounds=config.run.rounds,
+        num_rounds=config.rounds.rounds,
         link=types.SimpleNamespace(rank=rank),
     )
 

@@ -16,7 +16,9 @@ from fedmpi.ground.text import format_bytes, format_table
 from fedmpi.runs.checkpoints.files import pieces, write_state
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.run import Run
 from fedmpi.runs.recorder import Recorder
+from fedmpi.runs.settings import FolderSettings
 
 MOST_ROUNDS = 100  # in a turn
 TARGET = 0.7  # of the disk's sequential speed
@@ -34,13 +36,34 @@ def measure(bench):
     recorder = Recorder(RunLock(folder), 1) if rank == 0 else None
     identity = share(rounds.link, lambda: recorder.identity)
     try:
-        _measure_rounds(bench, workload, rounds, Checkpoints(rounds.job, folder, identity, lambda: recorder))
+        checkpoints = Checkpoints(_run(rounds, folder, identity, recorder), FolderSettings())
+        _measure_rounds(bench, workload, rounds, checkpoints)
         _measure_speed(bench, workload, rounds, folder)
     finally:
         if recorder is not None:
             recorder.close()
             shutil.rmtree(folder, ignore_errors=True)
     rounds.close()
+
+
+def _run(rounds, folder, identity, recorder):
+    """The `Run` of the rounds, as checkpoints need it."""
+    federation, context = rounds.federation, rounds.job.context
+    return Run(
+        link=rounds.link,
+        federation=federation,
+        flat=rounds.job.flat,
+        clients=context.clients,
+        num_clients=context.num_clients,
+        num_rounds=rounds.job.num_rounds,
+        settings=rounds.job.settings,
+        folder=folder,
+        identity=identity,
+        recorder=lambda: recorder,
+        record=lambda loss: {},
+        state=federation.state,
+        restore=federation.restore,
+    )
 
 
 def _measure_rounds(bench, workload, rounds, checkpoints):
@@ -52,20 +75,21 @@ def _measure_rounds(bench, workload, rounds, checkpoints):
 
     def at_once():
         round_with_request()
-        checkpoints.write_now(dict)
+        checkpoints.write_now()
 
     written = bench.time_cases([Case("written", at_once)], bench.seconds / 4)["written"].median - alone.median
     number = min(MOST_ROUNDS, max(2, round(2 * written / alone.median)))
 
     def beside():
-        checkpoints.begin(dict)
+        checkpoints.begin()
         for _ in range(number):
             round_with_request()
-            checkpoints.after_round(dict)
+            if checkpoints.is_due():
+                checkpoints.begin()
         checkpoints.finish()
 
     def first_at_once():
-        checkpoints.write_now(dict)
+        checkpoints.write_now()
         without()
 
     def without():

@@ -18,9 +18,9 @@ from fedmpi.cli.bench.timing import Times
 from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums.mpi import MPILink
-from fedmpi.config.build import read_command_line
 from fedmpi.ground.text import format_table
 from fedmpi.training import loop
+from fedmpi.training.config import read_command_line
 
 TARGET = 0.6  # of the hand-written loop's time
 SIZES = {False: (60_000, 10_000, 100), True: (4_000, 1_000, 20)}  # quick -> training and test images, rounds

@@ -35,10 +35,10 @@ def measure(bench):
 
 def _cases(rounds):
     """(the loops as cases, a function that ends them)."""
-    run, comm, loop = rounds.config.run, rounds.link.comm, baselines.loops_by_hand(rounds)
+    config, comm, loop = rounds.config, rounds.link.comm, baselines.loops_by_hand(rounds)
     averaged, joined = loop(), loop()
-    fed = average(averaged.module, averaged.optimizer, every=run.local_steps, comm=comm)
-    other = join(joined.module, "fedavg", run.local_steps, comm, step_size=baselines.STEP_SIZE)
+    fed = average(averaged.module, averaged.optimizer, every=config.rounds.local_steps, comm=comm)
+    other = join(joined.module, "fedavg", config.rounds.local_steps, comm, step_size=baselines.STEP_SIZE)
 
     def join_round():
         for inputs, labels in joined.batches(0):

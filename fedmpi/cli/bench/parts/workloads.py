@@ -39,9 +39,9 @@ def measure(bench):
 
 def _loops(rounds, has_gloo):
     """The baselines as cases, on the same model and data; the one with gloo if it can run."""
-    run, loop = rounds.config.run, baselines.loops_by_hand(rounds)
+    config, loop = rounds.config, baselines.loops_by_hand(rounds)
     comm = rounds.link.comm
     loops = [baselines.flat_loop(comm, loop()), baselines.per_tensor_loop(comm, loop())]
     if has_gloo and rounds.num_clients == comm.size:
-        loops.append(baselines.model_averager_loop(loop(), run.local_steps))
+        loops.append(baselines.model_averager_loop(loop(), config.rounds.local_steps))
     return [Case(name, run_round, keeps_memory=False) for name, run_round in zip(LOOPS, loops)]

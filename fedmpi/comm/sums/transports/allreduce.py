@@ -2,7 +2,7 @@
 
 import torch
 
-from fedmpi.comm.link import divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.sums.transports.base import Transport
 
 

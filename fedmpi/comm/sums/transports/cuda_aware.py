@@ -5,7 +5,7 @@ It has not run on a GPU, so its first averages are compared with those in host m
 
 import torch
 
-from fedmpi.comm.link import divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.start.gpu_transfer import why_not
 from fedmpi.comm.sums.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
 

@@ -10,7 +10,7 @@ import threading
 
 import torch
 
-from fedmpi.comm.link import divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.sums.transports.base import COMPARED, SMALLEST_GAIN, Transport, Unavailable, lies_in
 from fedmpi.ground.errors import AgreedUserError
 

@@ -4,11 +4,12 @@ import collections
 
 import torch
 
-from fedmpi.comm.link import Slices, divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.summation_order import Partials, split
 from fedmpi.comm.sums.ordered_sum import combine
 from fedmpi.comm.sums.transports.base import SMALLEST_GAIN, Transport, Unavailable
 from fedmpi.comm.sums.window import NodeWindow, NoWindow, divide_and_spread, slices
+from fedmpi.comm.vectors import Slices
 
 
 class SharedMemory(Transport):

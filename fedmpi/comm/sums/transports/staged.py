@@ -8,7 +8,7 @@ import contextlib
 
 import torch
 
-from fedmpi.comm.link import divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.sums.transports.base import COMPARED, SMALLEST_GAIN, Transport, lies_in
 from fedmpi.comm.sums.window import NodeWindow, NoWindow, divide_and_spread
 

@@ -1,4 +1,4 @@
-"""Regression and several labels per input, on Datasets that a program gives."""
+"""What is learned from Datasets that a program gives: classes, numbers, or several labels per input."""
 
 import numpy as np
 import pytest
@@ -80,6 +80,13 @@ def test_a_regression_goes_on_to_the_same_bits_on_two_ranks(tmp_path):
     assert done.stdout.splitlines().count("True True 6") == 6, done.stdout + done.stderr
 
 
+def test_without_a_kind_targets_are_classes(tmp_path):
+    data = [TensorDataset(*one.tensors[:1], one.tensors[1][:, 0]) for one in labels([40, 70])]
+    given = {"data": data, "test_data": data[0], "rounds": 2, "out": tmp_path, **SETTINGS}
+    runs = [fedmpi.train(task=task, **given) for task in (None, "classification")]
+    assert runs[0].final == runs[1].final and runs[0].final["accuracy"] > 0
+
+
 WORDS = [TensorDataset(torch.rand(4, 3), torch.tensor([[0.0, 2.0]] * 4))]
 
 
@@ -90,6 +97,11 @@ WORDS = [TensorDataset(torch.rand(4, 3), torch.tensor([[0.0, 2.0]] * 4))]
         ({"task": "digits", "data": WORDS}, "task, beside data"),
         ({"task": {"name": "regression", "criterion": "x"}, "data": WORDS}, "task.criterion = x: expected one of"),
         ({"task": {"name": "regression", "width": 1}, "data": WORDS}, "task regression has no setting width"),
+        ({"task": {"name": "multilabel", "criterion": "huber"}, "data": WORDS}, "multilabel has no setting"),
+        ({"task": {"name": "classification", "workers": 1}, "data": WORDS}, "classification has no setting"),
+        ({"task": {"name": "regression", "workers": -1}, "data": WORDS}, "task.workers = -1: expected"),
+        ({"task": torch.nn.Linear(2, 1), "data": WORDS}, "task, beside data"),
+        ({"task": "regression", "data": WORDS, "holdout": 0.1}, "holdout = 0.1: task datasets has no data to hold out"),
         ({"task": "regression", "data": WORDS, "cache": True}, "cache: task regression"),
         ({"task": "regression", "data": WORDS, "clients": 2}, "1 Datasets for 2 clients"),
         ({"task": "regression", "data": [*WORDS, *numbers([9], 0)]}, "expected one shape"),

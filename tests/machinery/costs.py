@@ -9,12 +9,15 @@ in the docstring.
 import dataclasses
 import re
 import types
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from fedmpi import algorithms
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.comm.link import SoloLink
+from fedmpi.comm.solo import SoloLink
+from fedmpi.federation.client import Client
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
@@ -57,9 +60,9 @@ class Cost:
     server_memory: int
 
 
-def cost(algorithm):
+def cost(algorithm: Callable[[], Algorithm] | Algorithm) -> Cost:
     """The `Cost` of an algorithm: a class, with its default settings, or an instance."""
-    algorithm = algorithm() if isinstance(algorithm, type) else algorithm
+    algorithm = algorithm if isinstance(algorithm, Algorithm) else algorithm()
     short, long = _measure(algorithm, 3), _measure(algorithm, 4)
     exchanges = algorithm.exchanges()
     first_alone = next((number for number, exchange in enumerate(exchanges) if exchange.alone), len(exchanges))
@@ -89,13 +92,8 @@ def cost(algorithm):
 
 
 def table():
-    """The costs of all algorithms as text, one line for each."""
-    costs, failing = [], []
-    for name, cls in known(algorithms, Algorithm).items():
-        try:
-            costs.append(cost(cls))
-        except Exception as error:  # noqa: BLE001  a plug-in's class can raise anything
-            failing.append(f"{name} is left out: {type(error).__name__}: {error}")
+    """The costs of all algorithms as text, one line for each: what ``--list algorithms`` prints."""
+    costs = [cost(cls) for cls in known(algorithms, Algorithm).values()]
     header = ("algorithm", "paper", "up", "down", "Allreduce", "start", "gradients", "client", "server", "keeps")
     return "\n".join(
         [
@@ -107,13 +105,12 @@ def table():
             "methods, b1 (b2 + 1) losses estimate one gradient. client: in a client's memory, with its gradients;",
             "server: the server's state, on every rank; keeps: those that stay with a client between rounds.",
             "(+n drawn): further ones for the one client that a round draws (gradients: not in its last step).",
-            *failing,
         ]
     )
 
 
-def _line(c):
-    def plus(number, alone):
+def _line(c: Cost) -> tuple[str, ...]:
+    def plus(number: int, alone: int) -> str:
         return f"{number} (+{alone} drawn)" if alone else str(number)
 
     gradients = plus(c.gradients_per_step, c.gradients_alone)
@@ -134,7 +131,7 @@ def _line(c):
     )
 
 
-def _paper(cls):
+def _paper(cls: type) -> str:
     """'Authors year' from the docstring's line Source: Authors, "Title", ..., year."""
     source = re.search(r"Source:\s*(.*?)\n\s*\n|Source:\s*(.*)", cls.__doc__ or "", re.DOTALL)
     if source is None:
@@ -151,24 +148,24 @@ def _paper(cls):
 class _CountingOracle(FunctionOracle):
     """Gradients of ½ x², counted separately for samples and for the whole data."""
 
-    def __init__(self, client):
-        super().__init__(None, client)
+    def __init__(self, client: Client) -> None:
+        super().__init__(lambda *point: None, client)
         self.gradients, self.passes, self.points = 0, 0, 1
 
-    def draw_first(self):
+    def draw_first(self) -> Any:
         return "first"
 
-    def whole(self):
+    def whole(self) -> Any:
         return "whole"
 
-    def gradient(self, z, xi):
+    def gradient(self, z: torch.Tensor, xi: Any) -> torch.Tensor:
         if xi == "whole":
             self.passes += 1
         elif xi != "first":
             self.gradients += 1
         return z.clone()
 
-    def gradient_pair(self, z, z_prev, xi):
+    def gradient_pair(self, z: torch.Tensor, z_prev: torch.Tensor, xi: Any) -> tuple[torch.Tensor, torch.Tensor]:
         self.points = 2
         return super().gradient_pair(z, z_prev, xi)
 
@@ -176,22 +173,22 @@ class _CountingOracle(FunctionOracle):
 class _CountingLink(SoloLink):
     """Records the length of every block that is summed."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.lengths = []
+        self.lengths: list[int] = []
 
-    def average(self, block, divisor, out):
+    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
         super().average(block, divisor, out)
         self.lengths.append(block.numel())
 
 
-def _measure(algorithm, local_steps):
+def _measure(algorithm: Algorithm, local_steps: int) -> types.SimpleNamespace:
     """What the start and one round of two clients take on one variable; lists per client, the drawn one first."""
     link = _CountingLink()
     start = Variables(torch.ones(1, dtype=torch.float64))
     plan = Plan(2, local_steps, chosen=lambda round_index: 0)
     federation = Federation(algorithm, link, dict.fromkeys(range(2), _CountingOracle), plan, start)
-    oracles = [client.oracle for client in federation.clients]
+    oracles: list[Any] = [client.oracle for client in federation.clients]
     federation.start()
     at_start = sum(link.lengths)
     link.lengths.clear()

@@ -1,0 +1,32 @@
+"""Checks of what an algorithm declares, before any work starts."""
+
+from fedmpi.algorithms.base import KINDS, Algorithm
+from fedmpi.ground.errors import UserError
+
+
+def check_rows(algorithm: Algorithm) -> None:
+    """Check that an algorithm's rows are names, each in one place, and that it defines its local step, if it has any.
+
+    Raises:
+        UserError: one line: which declaration, what is expected.
+    """
+    name, seen = type(algorithm).__name__, set[str]()
+    has_none = getattr(type(algorithm), "local_step", None) is Algorithm.local_step
+    if has_none and None in (exchange.work for exchange in algorithm.exchanges()):
+        raise UserError(f"algorithm {name}: expected that it defines local_step, its local step")
+    for kind in ("exchanged", "server_rows", "client_rows", "scratch"):
+        rows = getattr(algorithm, kind)
+        if not isinstance(rows, tuple) or not all(isinstance(row, str) for row in rows):
+            raise UserError(f"{name}.{kind} = {rows!r}: expected a tuple of names, like ('x', 'm') or ('x',)")
+        again = seen.intersection(rows) or {row for row in rows if rows.count(row) > 1}
+        if again:
+            raise UserError(
+                f"{name}.{kind} = {rows!r}: {min(again)} is named already; expected each row once in exchanged, "
+                "server_rows, client_rows and scratch together"
+            )
+        seen.update(rows)
+    for row, kind in algorithm.kinds.items():
+        if kind not in KINDS:
+            raise UserError(f"{name}.kinds: row {row} is {kind!r}: expected one of {', '.join(KINDS)}")
+    if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
+        raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")
