@@ -304,7 +304,7 @@ def _resume(job, recorder, training):
             say(f"{folder}: the run is complete after {number} rounds; a larger --rounds continues it")
         return 0, True
     agree(job.link, lambda: training.loop.restore(state))
-    if training.early.has_ended and manifest["rounds"] != job.num_rounds:
+    if training.early.has_ended and manifest.get("rounds") != job.num_rounds:
         training.early.go_on()
     if recorder:
         say(f"{folder}: continuing after round {manifest['round']}")
