@@ -58,12 +58,16 @@ class Ranks:
         """Say how: a function without arguments -> how the user can resume the run, or "", for the same message."""
         self.how_to_resume = how
 
-    def call(self, number: int) -> None:
-        """Ask all other ranks to come to their meeting with this number; they hear it in `called`. Not collective."""
+    def call(self, number: int, place: int = 0) -> None:
+        """Ask all other ranks to come to their meeting with this number; they hear it in `called`. Not collective.
 
-    def called(self) -> int:
-        """The largest number of a meeting to which another rank has called this one; -1: none. Not collective."""
-        return -1
+        Args:
+            place: the local step at which they are to meet, if it is to be the same on all ranks.
+        """
+
+    def called(self) -> tuple[int, int]:
+        """(number, place) of the last meeting to which other ranks have called this one; -1: none. Not collective."""
+        return -1, 0
 
     def survive(self) -> None:
         """From now on, the ranks that are left go on when others are lost.

@@ -13,6 +13,7 @@ from fedmpi.comm.agreement import agree, share
 from fedmpi.comm.faults.meeting import wait_for_all
 from fedmpi.comm.job.ranks import end_in_order
 from fedmpi.comm.job.signals import StopSignals
+from fedmpi.comm.link import Link
 from fedmpi.federation.losses import PAUSED
 from fedmpi.ground.errors import STOPPED
 from fedmpi.ground.files.run_files import CLIENT_MODEL, check_files, has_checkpoint
@@ -38,7 +39,8 @@ from fedmpi.runs.trackers.base import make_trackers
 
 log = Log(__name__)
 
-TRIES = 5  # meetings within a round, of which one may find ranks that are between two of their steps
+TRIES = 5  # meetings within a round that may find a rank past the step at which all were to meet
+AHEAD = 0.5  # seconds in which all ranks have heard of it
 PATIENCE = 10.0  # seconds in which all ranks end by themselves
 ENDLESS = sys.maxsize  # rounds of a loop whose end only the user knows
 NEW_PASS = (
@@ -88,10 +90,12 @@ class Recorded:
         self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late]).any())
         self._pending: dict[str, Any] | None = None  # the state of such a checkpoint
         self._hook: Any = None
-        # Of a meeting within a round: what is left of it, this rank's state, and the number of the next one.
+        # Of a meeting within a round: what is left of it, after which local step all ranks take their states for it
+        # (a loop may have messages of its own in each), this rank's state, and the number of the next one.
         self._meeting: Later | None = None
+        self._meeting_step: int | None = None
         self._captured: dict[str, Any] | None = None
-        self._number, self._signalled, self._tries = 0, 0.0, 0
+        self._number, self._signalled, self._tries, self._first_step = 0, 0.0, 0, 0
         self._round_began = self._saved = time.monotonic()
         goes_on = share(link, lambda: recording.resume and has_checkpoint(folder))
         facts = {"task": TASK, "model": None}  # a model that cannot be saved is refused now, not at the end
@@ -140,7 +144,6 @@ class Recorded:
         self._signals.__enter__()
         self._parts.begin()
         loop.federation.reports.meet = self._meet
-        link.while_waiting = self._call_if_signalled
         self._now = Now(self._run, math.nan)  # the last round
 
     def _untrained(self, buffers: str) -> list[str]:
@@ -165,7 +168,7 @@ class Recorded:
         """Before the local step `first_step` of a round; from now on, signals wait for its end. Not collective."""
         self._signals.begin_rounds()
         self._round_began = self._saved = time.monotonic()
-        self._tries = 0
+        self._tries, self._first_step, self._meeting_step = 0, first_step, None
         if not first_step:
             self._parts.before_round()
 
@@ -218,17 +221,37 @@ class Recorded:
 
     def after_step(self) -> None:
         """After a local step that is not the last of its round: meet the other ranks if that is wanted."""
-        if self._meeting is not None:
-            self._go_on()
+        self._go_on()
+        if self._meeting is not None or self._tries >= TRIES:
             return
-        if self._tries == TRIES or time.monotonic() - self._round_began < LONG:
+        step = self._loop._done
+        if self._meeting_step is None:
+            self._meeting_step = self._find_meeting_step(step)
+        if self._meeting_step is None or step < self._meeting_step:
             return
-        if self._is_wanted() or self._loop._link.called() >= self._number:
-            self._loop._link.call(self._number)
+        if step == self._meeting_step:
             self._captured = self._state()
             if self._is_late:
                 self._hook = register_optimizer_step_pre_hook(self._take_late)
-            self._meeting = Later(self._loop._link, self._steps())
+        self._meeting = Later(self._loop._link, self._steps())
+
+    def _find_meeting_step(self, step: int) -> int | None:
+        """The local step after which all ranks meet: another rank's, or this one's, which has made `step`; or None."""
+        if time.monotonic() - self._round_began < LONG:
+            return None
+        link: Link = self._loop._link
+        number, place = link.called()
+        if number >= self._number:
+            return place
+        if not self._is_wanted() or (place := self._next_step(step)) >= self._loop._client.num_steps:
+            return None
+        link.call(self._number, place)
+        return place
+
+    def _next_step(self, step: int) -> int:
+        """The first local step that no rank will have made when all have heard of it, were they at the same `step`."""
+        seconds = (time.monotonic() - self._round_began) / max(1, step - self._first_step)
+        return step + (2 + int(AHEAD / seconds)) * (1 << self._tries)
 
     def _is_wanted(self) -> bool:
         now = time.monotonic()
@@ -238,10 +261,6 @@ class Recorded:
         minutes = self._recording.checkpoint_minutes
         return minutes > 0 and now - self._saved >= 60 * minutes
 
-    def _call_if_signalled(self) -> None:
-        if self._signals.bits and self._tries < TRIES and self._is_wanted():
-            self._loop._link.call(self._number)
-
     def _steps(self) -> Steps:
         """The meeting of a rank that has asked for it; see `fedmpi.runs.loop.meeting`."""
         reports = self._loop.federation.reports
@@ -250,11 +269,18 @@ class Recorded:
         yield from self._rest_of_meeting()
 
     def _rest_of_meeting(self) -> Steps:
-        self._number, self._tries = self._number + 1, self._tries + 1
+        self._number, bits = self._number + 1, self._signals.bits
         known = lambda: None if self._hook is not None else self._captured  # noqa: E731
-        if (yield from meeting(known, self._signals.bits, self._checkpoints.within, self._stop_within)):
+        place, later = self._meeting_step or 0, self._next_step(self._loop._done)
+        steps = meeting(known, bits, self._checkpoints.within, self._stop_within, place, later)
+        is_known, later = yield from steps
+        self._forget_late()
+        self._captured, self._meeting_step = None, None if is_known else later
+        self._tries = 0 if is_known and not bits else self._tries + 1
+        if later >= self._loop._client.num_steps:
+            self._tries = TRIES
+        if is_known:
             self._saved = time.monotonic()
-        self._captured = None
 
     def _meet(self) -> None:
         """What this rank does if another one asks for a meeting while it waits for something else. Collective."""
@@ -292,8 +318,7 @@ class Recorded:
         own = {id(parameter) for parameter in self._loop._flat.parameters}
         if optimizer is not None and not any(id(p) in own for g in optimizer.param_groups for p in g["params"]):
             return  # that of another model
-        self._hook.remove()
-        self._hook = None
+        self._forget_late()
         late = self._named(self._objects.state(is_late=True))
         prefixes = {name.rpartition("/")[0] + "/" for name in late}
         before = self._captured if self._pending is None else self._pending
@@ -303,6 +328,11 @@ class Recorded:
             self._captured = kept
         else:
             self._pending = kept
+
+    def _forget_late(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     @property
     def is_pending(self) -> bool:
@@ -314,9 +344,7 @@ class Recorded:
         if self._hook is not None:
             if ends:
                 self._take_late()
-            else:
-                self._hook.remove()
-                self._hook = None
+            self._forget_late()
         self._now.is_last = ends
         self._parts.after_parts(self._now)
         self._pending = None

@@ -68,10 +68,10 @@ def test_every_preset_and_setting_in_a_file_exists(one):
     points += [point for scale in ("small", "full") if one.tuning(scale) for point in one.tuning_points(scale)]
     distinct = {str(point.settings): point for point in points}
     for point in distinct.values():
-        assert read_command_line([f"--{key}={text}" for key, text in point.settings.items()]).run
+        assert read_command_line([f"--{key}={text}" for key, text in point.settings.items()]).rounds
     for scale in one.scales:
         words = [f"--{key}={text}" for key, text in one.first_run(scale).items()]
-        assert not words or read_command_line(words).run
+        assert not words or read_command_line(words).rounds
 
 
 def test_the_data_can_be_dealt_to_the_clients_of_every_scale():

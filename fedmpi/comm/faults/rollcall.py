@@ -54,7 +54,7 @@ class RollCall:
         self.limit, self._describe, self._explain = limit, describe, explain
         self._leaving = {}  # rank -> what it has said of itself before it ends
         self._waiting = set()  # other ranks that have said HERE and not GONE
-        self._looked, self._called = 0.0, -1  # see `called`
+        self._looked, self._called = 0.0, (-1, 0)  # see `called`
         self.while_waiting = lambda: None  # see `Ranks`
         self._sent = []  # messages with their requests: MPI needs their memory until they are delivered
         self._inside_since, self._call, self._patience = None, None, 0.0
@@ -143,19 +143,19 @@ class RollCall:
                 return self._leaving, are_all
             time.sleep(0.01)
 
-    def call(self, number):
+    def call(self, number, place):
         """See `Ranks.call`."""
-        message = np.array([number], np.int64)
+        message = np.array([number, place], np.int64)
         self._sent += [(message, self._comm.Isend(message, dest=rank, tag=MEETING)) for rank in self._others()]
 
     def called(self):
         """See `Ranks.called`; looks for messages at most every `LISTEN_EVERY` seconds."""
         now = time.monotonic()
         if now - self._looked >= LISTEN_EVERY:
-            self._looked, message = now, np.empty(1, np.int64)
+            self._looked, message = now, np.empty(2, np.int64)
             while self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=MEETING):
                 self._comm.Recv(message, source=MPI.ANY_SOURCE, tag=MEETING)
-                self._called = max(self._called, int(message[0]))
+                self._called = max(self._called, tuple(message.tolist()))
         return self._called
 
     def close(self):

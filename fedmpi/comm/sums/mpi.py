@@ -252,12 +252,12 @@ class MPILink(Link):
         self.roll_call.while_waiting = lambda: link.while_waiting()
         self.topology.waiter.roll_call = self.roll_call
 
-    def call(self, number):
+    def call(self, number, place=0):
         if self.roll_call is not None:
-            self.roll_call.call(number)
+            self.roll_call.call(number, place)
 
     def called(self):
-        return -1 if self.roll_call is None else self.roll_call.called()
+        return super().called() if self.roll_call is None else self.roll_call.called()
 
     def survive(self):
         if self.size > 1 and not self.survives:

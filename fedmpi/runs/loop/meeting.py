@@ -17,17 +17,22 @@ def meeting(
     bits: int,
     checkpoint: CheckpointWithin,
     stop: Callable[[str], object],
-) -> Generator[list[float], Any, bool]:
-    """The steps of a meeting; returns whether all states were known.
+    place: int = 0,
+    later: int = 0,
+) -> Generator[list[float], Any, tuple[bool, int]]:
+    """The steps of a meeting; returns whether all states were known, and the largest `later` of all ranks.
 
     Args:
         state: function without arguments: this rank's state; None if it is not known now.
         bits: of the signals that have come to this rank. stop: function of a signal's name, which does not return.
+        place: the local step after which the state was taken: states of different ones do not belong together.
+        later: the first local step after which this rank could take it the next time.
     """
     own = state()
-    everyone: Any = yield [own is not None, bits]
-    if own is None or not everyone[:, 0].all():
-        return False
+    everyone: Any = yield [own is not None, bits, place, later]
+    later = int(everyone[:, 3].max())
+    if own is None or not everyone[:, 0].all() or (everyone[:, 2] != place).any():
+        return False, later
     is_written = yield from checkpoint.write(own)
     joined = 0
     for of_rank in everyone[:, 1].astype(int).tolist():
@@ -35,7 +40,7 @@ def meeting(
     signal = stopping_signal(joined)
     if signal and is_written:
         stop(signal)
-    return True
+    return True, later
 
 
 def at_once(link: Link, steps: Steps) -> Any:

@@ -52,7 +52,7 @@ class WithinRound(OwnPart):
         """After a local step: meet the other ranks if that is wanted."""
         if self._is_over or time.monotonic() - self._began < LONG:
             return
-        if self._is_wanted() or self._link.called() >= self._number:
+        if self._is_wanted() or self._link.called()[0] >= self._number:
             self._link.call(self._number)
             self._federation.reports.ask(self._federation.round_index)
 
@@ -73,5 +73,6 @@ class WithinRound(OwnPart):
         self._number += 1
         state = functools.partial(self._turns.state, self._federation)
         steps = meeting(state, self._signals.bits, self._checkpoint, self._stop)
-        self._is_over = not at_once(self._link, steps) or bool(self._signals.bits)
+        is_known, _ = at_once(self._link, steps)
+        self._is_over = not is_known or bool(self._signals.bits)
         self._saved = time.monotonic()
