@@ -18,7 +18,7 @@ from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.oracles.flat_module import BufferPart
 
 # Sent instead of the number of a client: by a rank that makes no more rounds, exchanges something else now, or has an
-# error to report, or wants to `Reports.meet`.
+# error to report, or wants to `Reports.hold_meeting`.
 ENDED, PAUSED, FAILED, WITHIN = -2, -3, -4, -5
 AFTER = 1 << 20  # more than there are rows and buffers
 _HINT = "try a smaller step_size, or a smaller clip_norm"
@@ -193,12 +193,12 @@ class Reports:
             however the clients are spread over ranks. sent: the `SentBuffers`, whose flags are exchanged, too.
 
     Attributes:
-        meet: what all ranks do when one asks for it within a round. Collective.
+        hold_meeting: what all ranks do when one asks for it within a round. Collective.
     """
 
     def __init__(self, link: Link, most: int, sent: SentBuffers) -> None:
         self._link, self._most, self._sent = link, most, sent
-        self.meet: Callable[[], None] = lambda: None
+        self.hold_meeting: Callable[[], None] = lambda: None
 
     def exchange(self, losses: Losses, num_gradients: int, request: int, rounds_done: int) -> RoundReport:
         """The `RoundReport` of the `Losses` of all ranks, exchanged in one message.
@@ -232,7 +232,7 @@ class Reports:
         return RoundReport(mean, int(sum(gradients)), bits, found, joined, int(sum(left_out)))
 
     def ask(self, rounds_done: int) -> None:
-        """Say that this rank wants to `meet` within the round; those that wait for its end come, too. Collective.
+        """Say that this rank wants to meet within the round; those that wait for its end come, too. Collective.
 
         Raises:
             AgreedUserError: as `announce`.
@@ -244,18 +244,18 @@ class Reports:
         return self._numbers_of(WITHIN)
 
     def answered(self, everywhere: list[list[float]], rounds_done: int) -> None:
-        """Take what all ranks have sent when one sent `asking`; raises as `announce`. All ranks `meet` then."""
+        """Take what all ranks have sent when one sent `asking`; raises as `announce`. All ranks meet then."""
         if FAILED in (report[2] for report in everywhere):
             _check_same_call(self._link, everywhere, rounds_done)
 
     def _everyone(self, numbers: list[float]) -> list[list[float]]:
-        """All ranks' messages; if a rank asks for it, they `meet` first, and those that do not ask repeat theirs."""
+        """All ranks' messages; if a rank asks for it, they meet first, and those that do not ask repeat theirs."""
         while True:
             everywhere: list[list[float]] = self._link.allgather(numbers).tolist()
             calls = [report[2] for report in everywhere]
             if WITHIN not in calls or FAILED in calls:
                 return everywhere
-            self.meet()
+            self.hold_meeting()
             if numbers[2] == WITHIN:
                 return []
 

@@ -19,7 +19,6 @@ from fedmpi.federation.average_check import check_average
 from fedmpi.federation.changed_buffers import check_seen
 from fedmpi.federation.client import Client, named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports
-from fedmpi.federation.observer import Observer
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.parts import MakeOracle, Parts
 from fedmpi.federation.passage import Passage
@@ -27,6 +26,22 @@ from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import check_parts, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Iterate, Variables
 from fedmpi.ground.errors import UserError
+
+
+class Observer:
+    """Hears of rounds while they run. Each method does nothing unless a subclass has its own. Not collective."""
+
+    def begin_exchange(self, federation: "Federation", number: int) -> None:
+        """Before the aggregation begins a round's exchange number `number`."""
+
+    def after_step(self, federation: "Federation", client: Client) -> None:
+        """After the local step `client.step_index` of the client whose turn it is."""
+
+    def end_turn(self, federation: "Federation", client: Client) -> None:
+        """After the last local step of a client, before what it has is made what it sends."""
+
+    def after_round(self, federation: "Federation") -> None:
+        """After the start (`round_index` is -1 then), and after a round's last average."""
 
 
 class Federation(Parts):
@@ -56,7 +71,7 @@ class Federation(Parts):
     without them.
 
     Args, besides those of `Parts`:
-        observer: an `Observer`, which is told of the rounds.
+        observer: an `Observer`, which hears of the rounds.
 
     Attributes, besides those of `Parts`:
         requests: the requests of all ranks in the current round so far, or in the last one: the OR of their bits.
@@ -189,6 +204,7 @@ class Federation(Parts):
 
     def end_turn(self, client: Client) -> None:
         """Complete what a client sends, let it pass the stages, tell the algorithm, and give it to the aggregation."""
+        self.observer.end_turn(self, client)
         self._losses.add(client)
         if self.exchange.work is None:
             try:

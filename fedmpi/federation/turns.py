@@ -11,8 +11,7 @@ import torch
 
 from fedmpi.federation.client import Client
 from fedmpi.federation.client_state import copied, restore_client, state_of_client
-from fedmpi.federation.observer import Observer
-from fedmpi.federation.rounds import Federation
+from fedmpi.federation.rounds import Federation, Observer
 from fedmpi.federation.state import state_before
 from fedmpi.ground.errors import UserError
 
@@ -50,22 +49,24 @@ class Turns(Observer):
 
     def after_step(self, federation: Federation, client: Client) -> None:
         self._current = client
-        if client.is_last_step and self._is_kept:
-            self._ended[client.index] = copied(_turn(federation, client))
         self._after_step()
 
+    def end_turn(self, federation: Federation, client: Client) -> None:
+        if self._is_kept and federation.exchange.work is None:
+            self._ended[client.index] = copied(_turn(federation, client))
+
     def after_round(self, federation: Federation) -> None:
-        self._current, self._ended = None, {}
+        self._is_kept, self._current, self._ended = False, None, {}
 
     def state(self, federation: Federation) -> dict[str, Any] | None:
         """This rank's state within a round: name -> tensor (a view) or number; None if it is not known.
 
         Between two exchanges of local steps, it is not.
         """
-        if self._current is None or not self._is_kept:
+        if not self._is_kept or federation.exchange.work is not None:
             return None
         turns = dict(self._ended)
-        if self._current.index not in turns:
+        if self._current is not None and self._current.index not in turns:
             turns[self._current.index] = _turn(federation, self._current)
         store, state = federation.store, federation.state(self._begun) | self._stages
         for index, turn in turns.items():
@@ -134,6 +135,7 @@ def _end_turn(federation: Federation, client: Client, state: Mapping[str, Any]) 
     own = {name.removeprefix(WITHIN): value for name, value in state.items() if name.startswith(WITHIN)}
     first_step, device = int(own["step"]), federation.store.block.device
     federation.begin_turn(client, first_step)
+    client.step_index = first_step - 1
     restore_client(client, dict(state))
     for name, row in client.rows.items():
         if name not in client.own:

@@ -24,6 +24,7 @@ from fedmpi.own_loop.measuring import Measuring
 from fedmpi.own_loop.objects import Objects
 from fedmpi.own_loop.passes import Passes
 from fedmpi.own_loop.recording import TASK, Recording
+from fedmpi.runs.checkpoints.within import LONG
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
 from fedmpi.runs.loop.loop import Loop
@@ -31,7 +32,6 @@ from fedmpi.runs.loop.meeting import Later, Steps, at_once, meeting
 from fedmpi.runs.loop.part import Now, OwnPart
 from fedmpi.runs.loop.run import Run
 from fedmpi.runs.loop.saving import Saving, Stopping
-from fedmpi.runs.loop.within import LONG
 from fedmpi.runs.model_files import check_savable, complete, fingerprint, save_client_model, save_model
 from fedmpi.runs.recorder import Recorder, make_run_folder
 from fedmpi.runs.settings import FolderSettings
@@ -143,7 +143,7 @@ class Recorded:
             agree(link, lambda: recorder and recorder.begin(settings, position, loop.federation.round_index))
         self._signals.__enter__()
         self._parts.begin()
-        loop.federation.reports.meet = self._meet
+        loop.federation.reports.hold_meeting = self._meet
         self._now = Now(self._run, math.nan)  # the last round
 
     def _untrained(self, buffers: str) -> list[str]:
@@ -228,6 +228,10 @@ class Recorded:
         if self._meeting_step is None:
             self._meeting_step = self._find_meeting_step(step)
         if self._meeting_step is None or step < self._meeting_step:
+            return
+        number, place = self._loop._link.called()
+        if number == self._number and place > self._meeting_step:  # another one has called at the same time
+            self._meeting_step = place
             return
         if step == self._meeting_step:
             self._captured = self._state()

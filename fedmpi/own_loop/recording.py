@@ -12,7 +12,7 @@ from fedmpi.ground.settings import check, setting
 from fedmpi.runs.loop.part import Part, check_parts
 
 TASK = "own_loop"
-REQUEST_BITS = 9  # of signals and checkpoints, see `fedmpi.comm.job.signals`; those above are digests
+REQUEST_BITS = 10  # of signals and checkpoints, see `fedmpi.comm.job.signals`; those above are digests
 
 
 @dataclasses.dataclass(frozen=True)

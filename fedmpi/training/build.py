@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -36,7 +35,7 @@ from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.training.config import Config
 from fedmpi.training.layers import private_parts
-from fedmpi.training.model import build_model, model_class, try_goal, try_metrics, try_training
+from fedmpi.training.model import build_model, model_class, try_goal, try_loss, try_metrics
 
 log = Log(__name__)
 
@@ -52,6 +51,7 @@ class Job:
         samplers: client -> its sampler, of the clients of this rank.
         threads_by: what has decided the number of threads, see `choose_threads`.
         threads: this number, if it has become a setting of the run; else None.
+        learns: whether the model is trained; otherwise it is measured only.
     """
 
     config: Config
@@ -66,6 +66,7 @@ class Job:
     samplers: dict = dataclasses.field(default_factory=dict)
     threads_by: str = ""
     threads: int | None = None
+    learns: bool = True
 
     @property
     def settings(self):
@@ -102,14 +103,14 @@ def read_config(arguments, link, objects=None, below=()):
     return config
 
 
-def prepare(config, link, until=None):
-    """A `Job` that is ready for its first step; or as far as it is before the step `until`, one of `STEPS`.
+def prepare(config, link, learns=True):
+    """A `Job` that is ready for its first local step; or, if the model is only measured, without a federation.
 
     Raises:
         AgreedUserError: on every rank (see `agree`).
     """
-    job = Job(config, link)
-    for step in itertools.takewhile(lambda step: step is not until, STEPS):
+    job = Job(config, link, learns=learns)
+    for step in STEPS if learns else STEPS[: STEPS.index(make_federation)]:
         step(job)
     return job
 
@@ -180,10 +181,10 @@ def plan_rounds(job):
 
 
 def try_model(job):
-    """One pass with a minibatch, forwards and backwards, and the metrics, before anything is written."""
+    """One pass with a minibatch, and the metrics, before anything is written."""
     config, link, task, flat = job.config, job.link, job.task, job.flat
     if config.task.has_model:
-        note = agree(link, lambda: try_training(config, flat, task, job.samplers))
+        note = agree(link, lambda: try_loss(config, flat, task, job.samplers, job.learns))
         if note and link.rank == 0:
             log.warning(note)
         try_metrics(flat, task, link)

@@ -202,9 +202,10 @@ def _line(error):
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def try_training(config, flat, task, samplers):
-    """One pass in training mode over a client's first minibatch; it leaves no trace in the model's tensors.
+def try_loss(config, flat, task, samplers, learns=True):
+    """One pass over a client's first minibatch, which leaves no trace in the model's tensors.
 
+    It is one of training; if the model is only measured (not `learns`), in evaluation mode and without a gradient.
     It finds out whether the loss draws from numpy's or Python's generator (`task.draws_outside_torch`).
     Another pass follows over a minibatch of a single sample, if there is one: batch norm, for example, refuses it.
     Returns a line for the user, or "". Not collective.
@@ -214,6 +215,8 @@ def try_training(config, flat, task, samplers):
     """
     module, frozen, client = flat.module, _frozen(flat.module), next(iter(samplers))
     flat.train()
+    if not learns:
+        module.eval()
     try:
         with _trying(flat) as point, noise_kept(flat.x.device):
             seed_all(derive(config.data.seed, "try"), flat.x.device)
@@ -222,17 +225,18 @@ def try_training(config, flat, task, samplers):
                 carried = {}
                 batch = task.batch(owner, indices, *((carried,) if task.carries else ()))
                 before = states_outside_torch()
-                losses.append(_one_pass(config, flat, task, batch, torch.empty_like(flat.x)))
+                losses.append(_one_pass(config, flat, task, batch, torch.empty_like(flat.x) if learns else None))
                 task.draws_outside_torch |= states_outside_torch() != before
                 _check_carried(carried)
             if flat.unused:
                 _check_unused(flat, task, batch)
-            if getattr(config.oracle, "compile", "") == "cuda_graph":
+            if learns and getattr(config.oracle, "compile", "") == "cuda_graph":
                 _try_captured(config, flat, task, batch, point)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001  a user's module can raise anything
-        raise _wrong(module, f"does not train: {_line(error)}") from error
+        raise _wrong(module, f"does not {'train' if learns else 'answer'}: {_line(error)}") from error
+    flat.train()
     changed = [name for name, digest in _frozen(module).items() if digest != frozen.get(name)]
     if changed:
         raise _wrong(
@@ -318,8 +322,8 @@ def _frozen(module):
 
 
 def _one_pass(config, flat, task, batch, out):
-    """The loss of a batch; its gradient too, where the oracle uses it."""
-    if not isinstance(config.oracle, Autograd):
+    """The loss of a batch; its gradient too, into `out`, where the oracle uses it. `out`: None, if it is not wanted."""
+    if out is None or not isinstance(config.oracle, Autograd):
         with torch.no_grad():
             loss = task.loss(flat.module, batch)
         flat.adopt()

@@ -13,7 +13,10 @@ class Dealing(OwnPart):
     """Lets the task begin each round: it may deal its samples anew."""
 
     def __init__(self, task):
-        self.before_round = task.begin_round
+        self._task = task
+
+    def before_round(self, number):
+        self._task.begin_round(number)
 
 
 class Replicas(OwnPart):

@@ -2,6 +2,7 @@
 
     dies.py kills FOLDER NUMBER [SETTINGS]     SIGKILL at NUMBER random times, each followed by --resume auto
     dies.py steps FOLDER STRIDE [SETTINGS]     SIGKILL at every STRIDEth step of writing the second checkpoint
+    dies.py within FOLDER NUMBER [SETTINGS]    SIGKILL at NUMBER random local steps, each with a checkpoint
 
 Prints how often the run was killed; ends with an error if its rows or records differ from those of an unbroken run.
 """
@@ -20,8 +21,11 @@ import zlib
 
 import h5py
 
+import fedmpi.runs.checkpoints.writer
+import fedmpi.runs.loop.within
 from fedmpi.comm.solo import SoloLink
-from fedmpi.ground.files.run_files import SERVER_STATE, find_checkpoints, is_complete
+from fedmpi.federation.turns import Turns
+from fedmpi.ground.files.run_files import SERVER_STATE, find_checkpoints, find_within, is_complete
 from fedmpi.runs.checkpoints.files import check_file, checkpoint_folder, client_file, read_manifest
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.training.config import read_command_line
@@ -90,6 +94,39 @@ def kill_at_random_times(out, number, settings):
             print(f"{killed} kills, {ended} equal ends", flush=True)
 
 
+def kill_within_rounds(out, number, settings):
+    """Kill a run at random local steps, one after the other, until it comes to its end; `number` times in all runs."""
+    seconds = "--checkpoint-minutes", "1e-9"
+    expected, _ = unbroken(out, settings)
+    draw, killed, within, run = random.Random(number), 0, 0, 0
+    while killed < number:
+        status, name = 1, f"run-{run}"
+        while status:
+            step = draw.randrange(1, 30) if killed < number else 0
+            words = [*settings, *seconds, "--resume", "auto"]
+            status = os.waitpid(child(out, name, words, lambda: leave_rounds(step)), 0)[1]  # noqa: B023
+            assert os.WIFSIGNALED(status) or status == 0, (out / f"{name}.txt").read_text()
+            killed += os.WIFSIGNALED(status)
+            within += os.WIFSIGNALED(status) and any(find_within(out / name))
+        assert outcome(out / name) == expected, name
+        assert not find_within(out / name)
+        run += 1
+    print(f"{killed} kills, {within} with states within a round, all runs equal")
+
+
+def leave_rounds(step):
+    """Let every local step of rounds be one after which states are written; this process kills itself after `step`."""
+    fedmpi.runs.loop.within.LONG = fedmpi.runs.checkpoints.writer.LONG = 0
+    usual, calls = Turns.after_step, itertools.count(1)
+
+    def after_step(turns, federation, client):
+        usual(turns, federation, client)
+        if next(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Turns.after_step = after_step
+
+
 def die_at(step):
     """Make this process kill itself before the `step`th call that writes, counted from its second checkpoint on."""
     calls, usual = [-math.inf], Checkpoints.begin
@@ -135,5 +172,7 @@ if __name__ == "__main__":
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
     if what == "kills":
         kill_at_random_times(pathlib.Path(folder), int(rest[0]), rest[1:])
+    elif what == "within":
+        kill_within_rounds(pathlib.Path(folder), int(rest[0]), rest[1:])
     else:
         kill_at_steps(pathlib.Path(folder), int(rest[0]), rest[1:])

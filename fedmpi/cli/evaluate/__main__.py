@@ -23,7 +23,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import check_regular
 from fedmpi.ground.files.run_files import SETTINGS
 from fedmpi.ground.text import short, table
-from fedmpi.training.build import make_federation, prepare, read_config
+from fedmpi.training.build import prepare, read_config
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.result import MOST_CELLS, metric_lines
 from fedmpi.training.settings import RunSettings
@@ -59,7 +59,7 @@ def _run(arguments, link):
         show(link, config)
         return
     agree(link, lambda: _check(config))
-    job = prepare(config, link, until=make_federation)
+    job = prepare(config, link, learns=False)
     metrics = Evaluation(job)(job.flat.x, job.flat.buffers, 0, whole=True)
     show(link, _report(job, metrics) if link.rank == 0 else "")
 
@@ -75,8 +75,7 @@ def _read(arguments):
         except Exception as error:  # noqa: BLE001  a user's module can raise anything
             raise UserError(f"--import {name}: {type(error).__name__}: {short(error)}") from error
     assignments, flags = parse_command_line(words)
-    # two_point asks for losses only: nothing is differentiated to try the model.
-    own = [("init", str(options.model)), ("evaluate", "full"), ("oracle", "two_point"), *assignments]
+    own = [("init", str(options.model)), ("evaluate", "full"), *assignments]
     return (own, flags), _of_run(options.model, own, options.modules)
 
 

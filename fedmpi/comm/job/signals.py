@@ -14,7 +14,7 @@ from fedmpi.comm.faults.marks import mark
 # Signal -> the bit with which a rank reports it to the others (`Federation.requests`).
 SIGNALS = {signal.SIGINT: 1, signal.SIGTERM: 2, signal.SIGUSR1: 4}
 # These only if they would end the program: not if the user ignores (nohup) or handles them.
-SIGNALS |= {signal.SIGHUP: 64, signal.SIGUSR2: 128, signal.SIGXCPU: 256}  # 8 to 32: `fedmpi.runs.checkpoints.writer`
+SIGNALS |= {signal.SIGHUP: 64, signal.SIGUSR2: 128, signal.SIGXCPU: 256}  # 8 to 32, 512: `runs.checkpoints.writer`
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_KEY_PRESS = 1.0  # seconds in which both the terminal and the launcher may pass on the same Ctrl-C

@@ -38,9 +38,9 @@ def resume(run, clients_folder, run_name, within):
     """
     link, folder = run.link, run.folder
     manifests = share(link, lambda: _read_manifests(folder))
-    inner = within.find(manifests[0]["round"] if manifests else 0)
-    if inner is not None and (loop := _resume_within(run, within, inner)) is not None:
-        return loop, [inner, *manifests]
+    for inner in within.find(manifests[0]["round"] if manifests else 0):
+        if (loop := _resume_within(run, within, inner)) is not None:
+            return loop, [inner, *manifests]
     if manifests:
         agree(link, lambda: _check_settings(run, manifests[0]))
         agree(link, lambda: _check_sees_checkpoints(run, clients_folder, manifests[0]))

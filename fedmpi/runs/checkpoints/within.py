@@ -33,6 +33,8 @@ from fedmpi.runs.loop.run import Run
 
 log = Log(__name__)
 
+LONG = 3.0  # seconds of a round, after which it is left within; and from which on the next one can be
+
 
 class CheckpointWithin:
     """The checkpoint within a round of one run. Collective.
@@ -44,8 +46,7 @@ class CheckpointWithin:
     def __init__(self, run: Run, pattern: str | None, own: Callable[[], Mapping[str, Any]]) -> None:
         self._run, self._pattern, self._own = run, pattern, own
         self._run_name = unique_name(run.folder, run.identity)
-        self._place, self._count = 1, 0  # of the newest one; how many have been written
-        self._round = 0  # rounds before the newest one
+        self._count, self._round = 0, 0  # of the newest one: its number, from 1, and the rounds before it
 
     def _folder(self, place: int) -> Any:
         return self._run.folder / CHECKPOINTS / FOLDERS[place]
@@ -64,7 +65,7 @@ class CheckpointWithin:
         A generator of what all ranks `allgather` next, to which the result is sent: a loop may do something else
         meanwhile.
         """
-        run, place = self._run, 1 - self._place
+        run, place = self._run, _place(self._count + 1)
         if run.link.rank == 0:
             remove(self._folder(place), [MANIFEST])
         yield [0.0]
@@ -85,7 +86,7 @@ class CheckpointWithin:
         found = yield [is_written]
         is_written = bool(found.all())
         if is_written:
-            self._place, self._count, self._round = place, self._count + 1, run.federation.round_index
+            self._count, self._round = self._count + 1, run.federation.round_index
         return is_written
 
     def _write_manifest(self, place: int, files: list[list[int]]) -> bool:
@@ -129,33 +130,31 @@ class CheckpointWithin:
                 path = self._file(place)
                 with contextlib.suppress(OSError):
                     remove(path.parent, [path.name], with_folder=True)
-            self._place, self._count = 1, 0
+            self._count = 0
 
-    def find(self, after: int) -> dict[str, Any] | None:
-        """The manifest of the newest one that goes on after at least `after` rounds, on all ranks; None without one."""
-        found = share(self._run.link, lambda: self._find(after))
-        if not found:
-            return None
-        place, manifest = found
-        self._place, self._count, self._round = place, manifest["within"], manifest["round"]
-        ranks = len(manifest["clients"])
-        if ranks != self._run.link.size:
-            if self._run.link.rank == 0:
-                log.warning(
-                    f"the checkpoint within round {manifest['round'] + 1} is that of {ranks} ranks, and this run has "
-                    f"{self._run.link.size}: it goes on from the end of a round"
-                )
-            return None
-        return dict(manifest)
+    def find(self, after: int) -> list[dict[str, Any]]:
+        """Manifests of those that go on after at least `after` rounds, the newest first; the same on all ranks."""
+        found: list[dict[str, Any]] = share(self._run.link, lambda: self._find(after))
+        if found:
+            self._count, self._round = found[0]["within"], found[0]["round"]
+        for manifest in found:
+            if len(manifest["clients"]) != self._run.link.size:
+                if self._run.link.rank == 0:
+                    log.warning(
+                        f"the checkpoint within round {manifest['round'] + 1} is that of {len(manifest['clients'])} "
+                        f"ranks, and this run has {self._run.link.size}: it is not used"
+                    )
+                return []
+        return found
 
-    def _find(self, after: int) -> list[Any]:
+    def _find(self, after: int) -> list[dict[str, Any]]:
         manifests = []
         for place in range(len(FOLDERS)):
             with contextlib.suppress(Damaged):
                 manifest = read_manifest(self._folder(place))
                 if manifest["round"] >= after and type(manifest.get("within")) is int:
-                    manifests.append([place, manifest])
-        return max(manifests, key=lambda found: (found[1]["round"], found[1]["within"]), default=[])
+                    manifests.append(manifest)
+        return sorted(manifests, key=lambda found: (found["round"], found["within"]), reverse=True)
 
     def read(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's state. Not collective.
@@ -164,4 +163,9 @@ class CheckpointWithin:
             Damaged: if its file is missing, or differs from what was written.
         """
         _, *file = manifest["clients"][str(self._run.link.rank)]
-        return dict(read_state(self._file(self._place), *file))
+        return dict(read_state(self._file(_place(manifest["within"])), *file))
+
+
+def _place(number: int) -> int:
+    """In which of the folders the checkpoint with this number is."""
+    return (number - 1) % len(FOLDERS)

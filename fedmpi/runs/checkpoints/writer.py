@@ -32,11 +32,14 @@ from fedmpi.runs.checkpoints.files import (
     write_state,
 )
 from fedmpi.runs.checkpoints.resume import resume
-from fedmpi.runs.checkpoints.within import CheckpointWithin
+from fedmpi.runs.checkpoints.within import LONG, CheckpointWithin
 
 log = Log(__name__)
 
-DUE, WRITING, FAILED = 8, 16, 32  # bits of `Federation.requests`, above those of `fedmpi.comm.job.signals`
+DUE, WRITING, FAILED, LASTING = 8, 16, 32, 512  # bits of `Federation.requests`, beside those of `comm.job.signals`
+SHARE_OF_ROUND = (
+    0.05  # of a round that is `LONG`: for which the ranks wait for files, so that they need not be in doubt
+)
 SHARE_OF_MEMORY = 0.5  # of what is available to the job on the node, for the copies of all its ranks
 UNKNOWN = 64 << 20  # bytes that are copied where the system does not say what is available
 LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system
@@ -61,6 +64,7 @@ class Checkpoints:
         # checksum): of a lost client an earlier one, or None.
         self._complete = {}
         self._thread, self._began = None, time.monotonic()
+        self._looked, self._seconds = self._began, 0.0  # when the last round ended; seconds of the current one
         self.within = CheckpointWithin(run, settings.checkpoint_clients, own)
         agree(run.link, self._make_client_folders)
 
@@ -71,17 +75,17 @@ class Checkpoints:
 
     def request(self):
         """This rank's bits of `Federation.requests`; rank 0's clock decides when one is due. Not collective."""
+        now, minutes, is_first = time.monotonic(), self._settings.checkpoint_minutes, self._run.link.rank == 0
+        self._seconds = now - self._looked
+        bits = LASTING if is_first and self._seconds >= LONG else 0
         if self._thread is not None:
-            return WRITING if self._thread.is_alive() else FAILED if self._thread.problem else 0
-        is_due = (
-            self._settings.checkpoint_minutes > 0
-            and time.monotonic() - self._began >= 60 * self._settings.checkpoint_minutes
-        )
-        return DUE if is_due and self._run.link.rank == 0 else 0
+            return bits | (WRITING if self._thread.is_alive() else FAILED if self._thread.problem else 0)
+        is_due = is_first and minutes > 0 and now - self._began >= 60 * minutes
+        return bits | (DUE if is_due else 0)
 
     def is_due(self):
         """Complete what is written; whether a checkpoint is due after this round, which `begin` may write then."""
-        federation, every = self._run.federation, self._settings.checkpoint_every
+        federation, every, self._looked = self._run.federation, self._settings.checkpoint_every, time.monotonic()
         if self._thread is not None and not federation.requests & WRITING:
             self._end(federation.requests & FAILED)
         is_due = bool(federation.requests & DUE or (every and federation.round_index % every == 0))
@@ -107,6 +111,11 @@ class Checkpoints:
         self._thread.start()
         if copies is None:
             self._thread.join()
+        if run.federation.requests & LASTING:
+            self._thread.join(SHARE_OF_ROUND * self._seconds)
+            found = link.allgather([self._thread.is_alive(), bool(self._thread.problem)])
+            if not found[:, 0].any():
+                self._end(found[:, 1].any())
 
     def write_now(self):
         """Write a checkpoint of the current state, unless there is one, and wait for it; whether there is one then."""

@@ -83,4 +83,4 @@ class Loop:
 
 
 def _has_own(part: Part, method: str) -> bool:
-    return getattr(type(part), method) is not getattr(Part, method)
+    return getattr(getattr(part, method), "__func__", None) is not getattr(Part, method)

@@ -8,12 +8,10 @@ from collections.abc import Callable
 
 from fedmpi.comm.job.signals import StopSignals
 from fedmpi.federation.turns import Turns
-from fedmpi.runs.checkpoints.within import CheckpointWithin
+from fedmpi.runs.checkpoints.within import LONG, CheckpointWithin
 from fedmpi.runs.loop.meeting import at_once, meeting
 from fedmpi.runs.loop.part import Now, OwnPart
 from fedmpi.runs.loop.run import Run
-
-LONG = 3.0  # seconds of a round, after which it is left within; and from which on the next one can be
 
 
 class WithinRound(OwnPart):
@@ -36,8 +34,8 @@ class WithinRound(OwnPart):
     def begin(self, run: Run) -> None:
         self._link, self._federation = run.link, run.federation
         if self._link.survives:
-            return  # a lost rank is gone on without, from the round's beginning
-        self._federation.observer, self._federation.reports.meet = self._turns, self._meet
+            return  # without a lost rank, a round begins again
+        self._federation.observer, self._federation.reports.hold_meeting = self._turns, self._meet
         self._link.while_waiting = self._call_if_signalled
         self._saved = time.monotonic()
 

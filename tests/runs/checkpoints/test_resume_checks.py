@@ -1,5 +1,6 @@
 """With what a run may go on from a checkpoint: its settings, model and software; whole runs are in tests/training."""
 
+import pathlib
 import types
 
 import pytest
@@ -13,14 +14,17 @@ from fedmpi.runs.checkpoints.files import describe_layout
 from fedmpi.training.config import read_command_line
 
 
-def job(*words, num_clients=2, shape=(3, 4), rank=0, model=None):
-    """What `_check_settings` reads of a `Job`, from real settings."""
+def run(*words, num_clients=2, shape=(3, 4), rank=0, model=None):
+    """What the checks read of a `Run`, from real settings."""
     config = read_command_line(["--rounds", "8", *words])
     flat = types.SimpleNamespace(names=["0.weight"], shapes=[shape], segments=[slice(0, 12)], permuted=[False])
     flat.architecture = describe(model or nn.Sequential(nn.Linear(4, 3, bias=False)))
     return types.SimpleNamespace(
-        config=config,
-        context=types.SimpleNamespace(num_clients=num_clients, clients=[0]),
+        settings={**config.resolved, "clients": num_clients},
+        may_change=config.may_change,
+        folder=pathlib.Path("it"),
+        clients=[0],
+        num_clients=num_clients,
         flat=flat,
         num_rounds=config.rounds.rounds,
         link=types.SimpleNamespace(rank=rank),
@@ -28,11 +32,11 @@ def job(*words, num_clients=2, shape=(3, 4), rank=0, model=None):
 
 
 def manifest(written, number=4):
-    """That of a checkpoint after some rounds of a job."""
+    """That of a checkpoint after some rounds of a run."""
     return {
         "round": number,
-        "settings": {**written.config.resolved, "clients": written.context.num_clients},
-        "clients": {str(client): None for client in range(written.context.num_clients)},
+        "settings": written.settings,
+        "clients": {str(client): None for client in range(written.num_clients)},
         "layout": describe_layout(written.flat),
         "architecture": as_json(written.flat.architecture),
         "versions": versions(),
@@ -67,34 +71,36 @@ def manifest(written, number=4):
 )
 def test_settings_that_must_agree(then, now, message):
     number = then.pop("number", 4)
-    written = manifest(job(*then.get("words", ())), number)
+    written = manifest(run(*then.get("words", ())), number)
     words = now.pop("words", ())
     if message is None:
-        resume._check_settings(job(*words, **now), "it", written)
+        resume._check_settings(run(*words, **now), written)
         return
     with pytest.raises(UserError) as error:
-        resume._check_settings(job(*words, **now), "it", written)
+        resume._check_settings(run(*words, **now), written)
     assert str(error.value).startswith("resume = it: ") and message in str(error.value)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_other_versions_are_said_by_rank_0(capsys, rank):
-    written = manifest(job())
+    written = manifest(run())
     written["versions"]["torch"] = "1.0"
     written["versions"]["nothing that is here"] = "2"
-    resume._check_settings(job(rank=rank), "it", written)
+    resume._check_settings(run(rank=rank), written)
     line = "the checkpoint was written with torch 1.0: results may differ in the last digits"
     assert (line in capsys.readouterr().err) == (rank == 0)
 
 
 def test_a_rank_that_sees_no_checkpoints_and_needs_them(tmp_path):
-    own, written = job(), manifest(job())
+    own, written = run(), manifest(run())
+    own.folder = tmp_path
     with pytest.raises(
         UserError, match=r"rank 0 has its checkpoints, but \S+ has not: use a folder that all nodes sha"
     ):
-        resume._check_sees_checkpoints(own, tmp_path, written)
-    resume._check_sees_checkpoints(job("--checkpoint-clients", str(tmp_path)), tmp_path, written)
-    own.context.clients = []
-    resume._check_sees_checkpoints(own, tmp_path, written)
+        resume._check_sees_checkpoints(own, None, written)
+    resume._check_sees_checkpoints(own, str(tmp_path), written)
+    own.clients = []
+    resume._check_sees_checkpoints(own, None, written)
     (tmp_path / "checkpoints").mkdir()
-    resume._check_sees_checkpoints(job(), tmp_path, written)
+    own.clients = [0]
+    resume._check_sees_checkpoints(own, None, written)
