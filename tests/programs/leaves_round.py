@@ -1,4 +1,4 @@
-"""Several ranks that leave a round after a local step: leaves_round.py DOOR ALGORITHM FOLDER [SIGNAL RANK AT [SECONDS]].
+"""Several ranks that leave a round: leaves_round.py DOOR ALGORITHM FOLDER [SIGNAL RANK AT [SECONDS]].
 
 DOOR: train, average or join. Rank RANK sends itself SIGNAL after its local step number AT, from 1, of this start; with
 SIGKILL, states are written after every local step. SECONDS: of each step of the other ranks.
