@@ -17,6 +17,8 @@ import os
 import pathlib
 import re
 import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import safetensors
 import torch
@@ -26,6 +28,7 @@ from fedmpi.ground.files.own_files import check_regular, make_folder, read_mark,
 from fedmpi.ground.files.run_files import CHECKPOINTS, MANIFEST
 from fedmpi.ground.machine.versions import versions
 from fedmpi.ground.text import short
+from fedmpi.oracles.flat_module import FlatModule
 
 FORMAT = 1  # of the manifest and the files
 # Names of a checkpoint's files; the last is of a manifest that was being written when a process was killed.
@@ -42,12 +45,14 @@ class Damaged(Exception):
     """A file of a checkpoint that is not as it was written; the text says which and why."""
 
 
-def checkpoint_folder(run_folder, round_index):
+def checkpoint_folder(run_folder: str | os.PathLike[str], round_index: int) -> pathlib.Path:
     """The folder of the checkpoint after `round_index` rounds."""
     return pathlib.Path(run_folder) / CHECKPOINTS / f"{round_index:06d}"
 
 
-def client_file(pattern, run_folder, round_index, client, rank, run_name):
+def client_file(
+    pattern: str | None, run_folder: pathlib.Path, round_index: int, client: int, rank: int, run_name: str
+) -> pathlib.Path:
     """The path of a client's file.
 
     Args:
@@ -61,18 +66,18 @@ def client_file(pattern, run_folder, round_index, client, rank, run_name):
     return folder / run_name / f"{round_index:06d}" / name
 
 
-def unique_name(run_folder, identity):
+def unique_name(run_folder: pathlib.Path, identity: str) -> str:
     """A name that only this run has, also among copies of its folder."""
     return f"{pathlib.Path(run_folder).absolute().name}-{identity[:12]}"
 
 
-def describe_layout(flat):
+def describe_layout(flat: FlatModule) -> list[list[Any]]:
     """[name, shape, where it begins, whether channels lie last] of each parameter of a `FlatModule`: its row."""
     begins = [segment.start for segment in flat.segments]
     return [[name, list(shape), *rest] for name, shape, *rest in zip(flat.names, flat.shapes, begins, flat.permuted)]
 
 
-def write_state(path, state):
+def write_state(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[int, int]:
     """Write a state and flush it to the disk (fsync), in place of what was written there before.
 
     In one pass from front to back: the disk's room is reserved first, and the checksum is computed on the way, which
@@ -92,7 +97,8 @@ def write_state(path, state):
     others = {n: [_name(t.dtype), list(t.shape)] for n, t in tensors.items() if t.dtype not in DTYPES}
     metadata = {"numbers": json.dumps({k: state[k] for k in state if k not in tensors})}
     metadata |= {"bits": json.dumps(others)} if others else {}
-    header, size = {"__metadata__": metadata}, 0
+    header: dict[str, dict[str, Any]] = {"__metadata__": metadata}
+    size = 0
     tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))  # all are aligned
     for name, tensor in tensors.items():
         place = [size, size := size + tensor.nbytes]
@@ -114,11 +120,11 @@ def write_state(path, state):
     return size, checksum
 
 
-def _name(dtype):
+def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def pieces(header, tensors):
+def pieces(header: bytes, tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The bytes of a header and of tensors, at most `PIECE` at a time."""
     yield header
     for tensor in tensors:
@@ -127,7 +133,7 @@ def pieces(header, tensors):
             yield data[begin : begin + PIECE]
 
 
-def _reserve(file, nbytes):
+def _reserve(file: int, nbytes: int) -> None:
     """Reserve room on the disk, so that a full one is known before anything is written."""
     try:
         getattr(os, "posix_fallocate", lambda *arguments: None)(file, 0, nbytes)
@@ -136,7 +142,7 @@ def _reserve(file, nbytes):
             raise
 
 
-def read_state(path, nbytes, checksum):
+def read_state(path: pathlib.Path, nbytes: int, checksum: int) -> dict[str, Any]:
     """Read what `write_state` wrote.
 
     Args:
@@ -157,16 +163,16 @@ def read_state(path, nbytes, checksum):
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
             for name, (dtype, shape) in json.loads(file.metadata().get("bits", "{}")).items():
                 tensors[name] = tensors[name].clone().view(getattr(torch, dtype)).reshape(shape)
-            return tensors | numbers
+            return {**tensors, **numbers}
     except Exception as error:  # noqa: BLE001  another program can have written anything, and its checksum
         raise Damaged(f"{path}: cannot be read: {short(error)}") from None
 
 
-def _as_list(value):
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def check_file(path, nbytes, checksum):
+def check_file(path: pathlib.Path, nbytes: int, checksum: int) -> None:
     """Check that a file is as it was written.
 
     Raises:
@@ -189,7 +195,7 @@ def check_file(path, nbytes, checksum):
         raise Damaged(f"{path}: its bytes are not those that were written (checksum {found:08x}, not {checksum:08x})")
 
 
-def write_manifest(folder, content):
+def write_manifest(folder: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Complete a checkpoint: write its manifest and flush it to the disk (fsync).
 
     Args:
@@ -208,7 +214,7 @@ def write_manifest(folder, content):
     sync_folder(folder)
 
 
-def read_manifest(folder):
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     """What `write_manifest` wrote.
 
     Raises:
@@ -240,16 +246,18 @@ def read_manifest(folder):
         is_right = False
     if not is_right:
         raise Damaged(f"{path}: another program wrote it: values are missing, or of other types")
-    return content
+    return dict(content)
 
 
-def _signed(content):
+def _signed(content: Mapping[str, Any]) -> bytes:
     """A manifest as bytes that end in their own checksum."""
     checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     return (json.dumps({**content, "crc32": f"{checksum:08x}"}, indent=1, sort_keys=True) + "\n").encode()
 
 
-def remove_checkpoints(run_folder, keep, needed=()):
+def remove_checkpoints(
+    run_folder: pathlib.Path, keep: Collection[int], needed: Collection[tuple[int, int]] = ()
+) -> None:
     """Remove all checkpoints but those after the rounds in `keep`, and what incomplete ones left.
 
     `needed`: (client, round) of older files that belong to kept checkpoints: of clients that are lost.
@@ -266,13 +274,13 @@ def remove_checkpoints(run_folder, keep, needed=()):
             remove(folder, sorted(unneeded, key=lambda name: name != MANIFEST), with_folder=True)
 
 
-def remove_state(path):
+def remove_state(path: pathlib.Path) -> None:
     """Remove a state file, and its folder if nothing else is in it."""
     with contextlib.suppress(OSError):
         remove(path.parent, [path.name], with_folder=True)
 
 
-def sync_folder(folder):
+def sync_folder(folder: pathlib.Path) -> None:
     """Flush the names in a folder to the disk (fsync)."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -281,7 +289,7 @@ def sync_folder(folder):
         os.close(file)
 
 
-def make_folders(folder):
+def make_folders(folder: pathlib.Path) -> None:
     """Make a folder and those above it, and flush their names to the disk."""
     if not folder.is_dir():
         make_folders(folder.parent)
@@ -289,7 +297,7 @@ def make_folders(folder):
         sync_folder(folder.parent)
 
 
-def make_checkpoint_folder(folder, identity):
+def make_checkpoint_folder(folder: pathlib.Path, identity: str) -> None:
     """Make the folder of a checkpoint, which several ranks may do at once; flush the names to the disk.
 
     Its mark has the `identity` of the run.

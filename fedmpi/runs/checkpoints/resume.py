@@ -1,10 +1,14 @@
 """How a run goes on from its newest checkpoint that is not damaged. `resume` is collective over all ranks."""
 
+import pathlib
 import platform
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from fedmpi.comm.agreement import agree, share
+from fedmpi.comm.link import Link
 from fedmpi.config.grammar import flatten
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import CHECKPOINTS, SERVER_STATE, find_checkpoints
@@ -19,11 +23,15 @@ from fedmpi.runs.checkpoints.files import (
     read_manifest,
     read_state,
 )
+from fedmpi.runs.checkpoints.within import CheckpointWithin
+from fedmpi.runs.loop.run import Run
 
 log = Log(__name__)
 
 
-def resume(run, clients_folder, run_name, within):
+def resume(
+    run: Run, clients_folder: str | None, run_name: str, within: CheckpointWithin
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Go on from the newest checkpoint that is not damaged; damaged ones are named on standard error.
 
     Args:
@@ -66,7 +74,7 @@ def resume(run, clients_folder, run_name, within):
     return {name.removeprefix("loop/"): shared[name] for name in shared if name.startswith("loop/")}, manifests
 
 
-def _resume_within(run, within, manifest):
+def _resume_within(run: Run, within: CheckpointWithin, manifest: dict[str, Any]) -> dict[str, Any] | None:
     """Go on from the checkpoint within a round; the state of the training loop, or None if a rank's file is damaged."""
     link, state, problem = run.link, {}, None
     agree(link, lambda: _check_settings(run, manifest))
@@ -82,11 +90,11 @@ def _resume_within(run, within, manifest):
     return {name.removeprefix("loop/"): value for name, value in loop.items()}
 
 
-def _refuse(folder):
+def _refuse(folder: pathlib.Path) -> None:
     raise UserError(f"resume = {folder}: none of its checkpoints can be used; begin a new run with another --name")
 
 
-def _read_manifests(folder):
+def _read_manifests(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The manifests that are not damaged, the newest first. Not collective."""
     found = []
     for number in find_checkpoints(folder):
@@ -97,13 +105,13 @@ def _read_manifests(folder):
     return found
 
 
-def _read_files(run, clients_folder, manifest, run_name):
+def _read_files(run: Run, clients_folder: str | None, manifest: dict[str, Any], run_name: str) -> dict[str, Any]:
     """The state of this rank's clients and, on rank 0, the shared one. Not collective.
 
     Raises:
         Damaged: if a file is missing, or differs from what was written.
     """
-    state = {}
+    state: dict[str, Any] = {}
     for client in run.clients:
         if (file := manifest["clients"][str(client)]) is None:
             continue  # lost before the first checkpoint: it begins without a state
@@ -119,12 +127,12 @@ def _read_files(run, clients_folder, manifest, run_name):
     return state
 
 
-def _patterns(clients_folder, manifest):
+def _patterns(clients_folder: str | None, manifest: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Where clients' files are written now, and where they were written then, see `client_file`."""
     return clients_folder, manifest["settings"].get("checkpoint_clients")
 
 
-def _restore(run, state):
+def _restore(run: Run, state: dict[str, Any]) -> None:
     """Let the federation go on from a state. Not collective.
 
     Raises:
@@ -139,7 +147,7 @@ def _restore(run, state):
         ) from None
 
 
-def _check_settings(run, manifest):
+def _check_settings(run: Run, manifest: Mapping[str, Any]) -> None:
     """Check that the settings agree with those of a checkpoint in what is learned. Not collective.
 
     Raises:
@@ -178,7 +186,7 @@ def _check_settings(run, manifest):
         log.warning(f"the checkpoint was written with {', '.join(other)}: results may differ in the last digits")
 
 
-def _check_sees_checkpoints(run, clients_folder, manifest):
+def _check_sees_checkpoints(run: Run, clients_folder: str | None, manifest: Mapping[str, Any]) -> None:
     """Check that the run folder, in which rank 0 has found checkpoints, is not another folder here. Not collective.
 
     Raises:
@@ -192,7 +200,7 @@ def _check_sees_checkpoints(run, clients_folder, manifest):
         )
 
 
-def _share_state(link, state):
+def _share_state(link: Link, state: Mapping[str, Any]) -> dict[str, Any]:
     """Rank 0's part of a state that all ranks share, on all ranks."""
     shared = {name: value for name, value in state.items() if not name.startswith("clients/")}
     tensors = {name: value for name, value in shared.items() if isinstance(value, torch.Tensor)}
@@ -208,4 +216,4 @@ def _share_state(link, state):
         if tensor.numel():
             link.broadcast(tensor.reshape(-1).view(torch.uint8).numpy())
         numbers[name] = tensor
-    return numbers
+    return dict(numbers)

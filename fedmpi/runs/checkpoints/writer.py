@@ -6,8 +6,11 @@ round messages that all have written, rank 0 completes the checkpoint by its man
 """
 
 import mmap
+import pathlib
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -33,6 +36,8 @@ from fedmpi.runs.checkpoints.files import (
 )
 from fedmpi.runs.checkpoints.resume import resume
 from fedmpi.runs.checkpoints.within import LONG, CheckpointWithin
+from fedmpi.runs.loop.run import Run
+from fedmpi.runs.settings import FolderSettings
 
 log = Log(__name__)
 
@@ -43,6 +48,9 @@ SHARE_OF_ROUND = (
 SHARE_OF_MEMORY = 0.5  # of what is available to the job on the node, for the copies of all its ranks
 UNKNOWN = 64 << 20  # bytes that are copied where the system does not say what is available
 LARGE_TENSOR = 1 << 20  # bytes; copies go into memory of their own, which returns to the system
+
+States: TypeAlias = dict[pathlib.Path, dict[str, Any]]  # of files that are written
+Files: TypeAlias = dict[int, list[int] | None]  # client -> round after which its file was written, size, checksum
 
 
 class Checkpoints:
@@ -57,23 +65,30 @@ class Checkpoints:
         AgreedUserError: on every rank, if the folder of the clients' state cannot be made.
     """
 
-    def __init__(self, run, settings, own=dict, check=lambda: None):
+    def __init__(
+        self,
+        run: Run,
+        settings: FolderSettings,
+        own: Callable[[], Mapping[str, Any]] = dict,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
         self._run, self._settings, self._own, self._check = run, settings, own, check
         self._run_name = unique_name(run.folder, run.identity)
         # Round after which there is a complete checkpoint -> client -> (round after which its file was written, size,
         # checksum): of a lost client an earlier one, or None.
-        self._complete = {}
-        self._thread, self._began = None, time.monotonic()
+        self._complete: dict[int, Files] = {}
+        self._thread: _Writer | None = None
+        self._began = time.monotonic()
         self._looked, self._seconds = self._began, 0.0  # when the last round ended; seconds of the current one
         self.within = CheckpointWithin(run, settings.checkpoint_clients, own)
         agree(run.link, self._make_client_folders)
 
     @property
-    def done(self):
+    def done(self) -> int | None:
         """Number of rounds after which the newest checkpoint was made; None if there is none."""
         return max(self._complete, default=None)
 
-    def request(self):
+    def request(self) -> int:
         """This rank's bits of `Federation.requests`; rank 0's clock decides when one is due. Not collective."""
         now, minutes, is_first = time.monotonic(), self._settings.checkpoint_minutes, self._run.link.rank == 0
         self._seconds = now - self._looked
@@ -83,17 +98,17 @@ class Checkpoints:
         is_due = is_first and minutes > 0 and now - self._began >= 60 * minutes
         return bits | (DUE if is_due else 0)
 
-    def is_due(self):
+    def is_due(self) -> bool:
         """Complete what is written; whether a checkpoint is due after this round, which `begin` may write then."""
         federation, every, self._looked = self._run.federation, self._settings.checkpoint_every, time.monotonic()
         if self._thread is not None and not federation.requests & WRITING:
-            self._end(federation.requests & FAILED)
+            self._end(self._thread, federation.requests & FAILED)
         is_due = bool(federation.requests & DUE or (every and federation.round_index % every == 0))
         if is_due:
             self.finish()
         return is_due
 
-    def begin(self):
+    def begin(self) -> None:
         """Begin to write the current state; without memory for a copy, write all of it before returning."""
         self._check()
         run, link = self._run, self._run.link
@@ -105,19 +120,20 @@ class Checkpoints:
             shared = {name: value for name, value in state.items() if not name.startswith("clients/")}
             shared |= {f"loop/{name}": value for name, value in self._own().items()}
             files[checkpoint_folder(run.folder, number) / SERVER_STATE] = shared
-        position = run.recorder().position() if run.recorder() else None
+        recorder = run.recorder()
+        position = recorder.position() if recorder else None
         copies = _copied(files, link.local_size)
-        self._thread = _Writer(number, copies or files, position, link.members, run.identity)
-        self._thread.start()
+        self._thread = thread = _Writer(number, copies or files, position, link.members, run.identity)
+        thread.start()
         if copies is None:
-            self._thread.join()
+            thread.join()
         if run.federation.requests & LASTING:
-            self._thread.join(SHARE_OF_ROUND * self._seconds)
-            found = link.allgather([self._thread.is_alive(), bool(self._thread.problem)])
+            thread.join(SHARE_OF_ROUND * self._seconds)
+            found = link.allgather([thread.is_alive(), bool(thread.problem)])
             if not found[:, 0].any():
-                self._end(found[:, 1].any())
+                self._end(thread, found[:, 1].any())
 
-    def write_now(self):
+    def write_now(self) -> bool:
         """Write a checkpoint of the current state, unless there is one, and wait for it; whether there is one then."""
         self.finish()
         members = None
@@ -127,35 +143,35 @@ class Checkpoints:
             self.finish()
         return self.done == self._run.federation.round_index
 
-    def finish(self):
+    def finish(self) -> None:
         """Wait for what is being written, and complete it."""
         if self._thread is not None:
             self._thread.join()
-            self._end(self._run.link.allgather([bool(self._thread.problem)]).any())
+            self._end(self._thread, self._run.link.allgather([bool(self._thread.problem)]).any())
 
-    def restore(self):
+    def restore(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
         loop, manifests = resume(self._run, self._settings.checkpoint_clients, self._run_name, self.within)
         for manifest in manifests[1:] if "within" in manifests[0] else manifests:
             self._complete[manifest["round"]] = {int(client): file for client, file in manifest["clients"].items()}
         return loop, manifests[0]
 
-    def _make_client_folders(self):
+    def _make_client_folders(self) -> None:
         for client in self._run.clients if self._settings.checkpoint_clients else ():
             try:
                 make_folders(self._client_file(0, client).parent.parent)
             except OSError as error:
                 raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
-    def _client_file(self, round_index, client):
+    def _client_file(self, round_index: int, client: int) -> pathlib.Path:
         pattern, rank = self._settings.checkpoint_clients, self._run.link.rank
         return client_file(pattern, self._run.folder, round_index, client, rank, self._run_name)
 
-    def _end(self, failed):
+    def _end(self, written: "_Writer", failed: object) -> None:
         """List the files that all ranks have written in a manifest, or remove them if one could not be written."""
-        link, written, self._thread = self._run.link, self._thread, None
+        link, self._thread = self._run.link, None
         self._report(written)
-        clients = None if failed else self._allgather_clients(written)
+        clients = {} if failed else self._allgather_clients(written)
         failed = failed or link.members != written.members  # a file of a lost rank may be missing
         if not failed and link.rank == 0:
             written.problem = self._write_manifest(written, clients)
@@ -167,21 +183,22 @@ class Checkpoints:
                 remove_state(self._client_file(written.number, client))
         self._prune()
 
-    def _report(self, written):
+    def _report(self, written: "_Writer") -> None:
         if written.problem:
             kept = "there is no other one yet" if self.done is None else f"the last one is that of round {self.done}"
             message = f"the checkpoint of round {written.number} could not be written: {written.problem}; {kept}"
             log.warning(message)
 
-    def _allgather_clients(self, written):
+    def _allgather_clients(self, written: "_Writer") -> Files:
         """See `_complete`: of the checkpoint that is written now."""
         paths = {client: self._client_file(written.number, client) for client in self._run.clients}
         own_rows = [(client, *written.sizes[path.name]) for client, path in paths.items()]
         everyone = self._run.link.allgatherv([number for row in own_rows for number in row]).reshape(-1, 3).astype(int)
         present = {client: [written.number, *sizes] for client, *sizes in everyone.tolist()}
-        return {**dict.fromkeys(range(self._run.num_clients)), **self._complete.get(self.done, {}), **present}
+        before = {} if self.done is None else self._complete[self.done]
+        return {**dict.fromkeys(range(self._run.num_clients)), **before, **present}
 
-    def _write_manifest(self, written, clients):
+    def _write_manifest(self, written: "_Writer", clients: Files) -> str | None:
         """Complete the checkpoint on rank 0; returns what went wrong, or None. Not collective."""
         run, folder = self._run, checkpoint_folder(self._run.folder, written.number)
         content = {
@@ -197,8 +214,9 @@ class Checkpoints:
             "run_name": self._run_name,
         }
         try:
-            run.recorder().check_lock()
-            run.recorder().sync()
+            if recorder := run.recorder():
+                recorder.check_lock()
+                recorder.sync()
             sync_folder(run.folder.absolute().parent)
             write_manifest(folder, content)
             if not had_checkpoints(run.folder):
@@ -207,7 +225,7 @@ class Checkpoints:
             return f"{error.filename or folder}: cannot be written: {error.strerror}"
         return None
 
-    def _prune(self):
+    def _prune(self) -> None:
         """Remove what does not belong to the newest checkpoints."""
         before = self._files()
         kept = sorted(self._complete)[-self._settings.checkpoint_keep :]
@@ -222,7 +240,7 @@ class Checkpoints:
             self.within.remove(max(self._complete))
         self._run.link.barrier()  # a rank that began the next checkpoint earlier would lose its files to rank 0
 
-    def _files(self):
+    def _files(self) -> set[tuple[int, int]]:
         """The (client, round after which it was written) of all files of complete checkpoints."""
         return {(client, file[0]) for files in self._complete.values() for client, file in files.items() if file}
 
@@ -235,12 +253,16 @@ class _Writer(threading.Thread):
         sizes: name -> (bytes, checksum) of the files written so far. problem: what went wrong, in one line, or None.
     """
 
-    def __init__(self, number, files, position, members, identity):
+    def __init__(
+        self, number: int, files: States, position: int | None, members: Collection[int], identity: str
+    ) -> None:
         super().__init__(name="checkpoint", daemon=True)
         self.number, self.position, self.members = number, position, members
-        self._files, self._identity, self.sizes, self.problem = files, identity, {}, None
+        self._files, self._identity = files, identity
+        self.sizes: dict[str, tuple[int, int]] = {}
+        self.problem: str | None = None
 
-    def run(self):
+    def run(self) -> None:
         path = None
         try:
             for path, state in self._files.items():
@@ -255,7 +277,7 @@ class _Writer(threading.Thread):
         self._files = {}  # their memory is free from now on
 
 
-def _copied(files, num_ranks):
+def _copied(files: States, num_ranks: int) -> States | None:
     """Files with copies of their tensors; None without memory for that on this machine, which the ranks share."""
     tensors = [value for state in files.values() for value in state.values() if isinstance(value, torch.Tensor)]
     available = available_memory(num_ranks)
@@ -264,7 +286,7 @@ def _copied(files, num_ranks):
     return {path: {name: _copy(value) for name, value in state.items()} for path, state in files.items()}
 
 
-def _copy(value):
+def _copy(value: Any) -> Any:
     """A copy in the memory of the CPU; a large one in memory that malloc does not keep."""
     if not isinstance(value, torch.Tensor):
         return value
