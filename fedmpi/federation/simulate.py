@@ -10,6 +10,7 @@ from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.client import Client
+from fedmpi.federation.client_state import SKIPPED
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation, Observer
 from fedmpi.federation.variables import Variables
@@ -150,11 +151,11 @@ class _Recorder(Observer):
 
     def _between_rounds(self, federation: Federation) -> dict[int, Any]:
         """Rows of every client between two rounds: the averages, and its own rows."""
-        averaged = federation.store.averaged_rows()
-        return {
-            client.index: {name: averaged.get(name, getattr(client, name)).numpy().copy() for name in self._shown}
-            for client in federation.clients
-        }
+        averaged, found = federation.store.averaged_rows(), {}
+        for client in federation.clients:
+            rows = client.rows | averaged | {name: client.kept[SKIPPED][name] for name in client.skipped}
+            found[client.index] = {name: rows[name].numpy().copy() for name in self._shown}
+        return found
 
     def _server(self, federation: Federation) -> dict[str, Any]:
         rows = {name: row.numpy().copy() for name, row in federation.store.server_rows().items()}
