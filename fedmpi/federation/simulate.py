@@ -36,7 +36,7 @@ def simulate(
     directions: Callable[[int, int], Any] | None = None,
     smoothing: float = 1e-3,
     sending: Sending | None = None,
-    weights: Sequence[float] | None = None,
+    weights: Any = None,
 ) -> list[dict[str, Any]]:
     """Run an algorithm on given gradients, or on given losses, and return its rows at every moment.
 
@@ -72,7 +72,8 @@ def simulate(
         loss, directions: instead of `gradient`, `loss(client, x, sample) -> number` and
             `directions(client, sample) -> [b2, dim]`, used as they are: gradients are then two-point
             estimates with the radius `smoothing` (μ). Both points of a pair use the same directions.
-        weights: > 0, of every client in all averages (its number of samples, say); None: all equal.
+        weights: > 0, of every client in all averages (its number of samples, say): a list, an array or a tensor; None:
+            all equal.
         sending: a `fedmpi.Sending`: what becomes of the clients' rows; None: their mean.
 
     Returns:
