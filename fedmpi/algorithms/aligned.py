@@ -60,6 +60,7 @@ class FedAdamW(_Aligned):
     exchanged = ("x", "v")
     kinds = {"v": "square"}
     scratch = ("m",)
+    downlink = ("x", "v", "direction")
 
     def download(self, client: Client, server: Server) -> None:
         """m = 0; v is the average."""
@@ -98,11 +99,14 @@ class FedLADA(_Aligned):
     momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
     second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, below=1)
     epsilon: float = setting(1e-8, "ε, added to the root of the second moment", above=0)
-    alignment: float = setting(0.9, "γ, weight of the server's last direction; the client's own has 1-γ", least=0, most=1)
+    alignment: float = setting(
+        0.9, "γ, weight of the server's last direction; the client's own has 1-γ", least=0, most=1
+    )
 
     exchanged = ("x", "v")
     kinds = {"v": "square"}
     scratch = ("m",)
+    downlink = ("x", "v", "direction")
 
     def download(self, client: Client, server: Server) -> None:
         """m = 0; v is the average."""
@@ -145,6 +149,7 @@ class FedMuon(_Aligned):
     exchanged = ("x", "m")
     kinds = {"m": "gradient"}
     scratch = ("v",)
+    downlink = ("x", "m", "direction")
 
     def download(self, client: Client, server: Server) -> None:
         """M is the average; Adam's moments are 0."""

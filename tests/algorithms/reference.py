@@ -553,7 +553,7 @@ def fedmuon(
 ):
     beta1, beta2 = first_moment_decay, second_moment_decay
     M_bar, delta = np.zeros(x.size), np.zeros(x.size)
-    ends = np.cumsum([0, *map(np.prod, shapes)])
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
     layers = [(slice(a, b), shape) for a, b, shape in zip(ends, ends[1:], shapes)]
     yield {"x": everywhere(x, f), "direction": delta}
     for r in range(rounds):
