@@ -1,6 +1,6 @@
 """Checks of what an algorithm declares, before any work starts."""
 
-from fedmpi.algorithms.base import KINDS, Algorithm
+from fedmpi.algorithms.base import KINDS, Algorithm, Client, Count
 from fedmpi.ground.errors import UserError
 
 
@@ -18,6 +18,8 @@ def check_rows(algorithm: Algorithm) -> None:
         rows = getattr(algorithm, kind)
         if not isinstance(rows, tuple) or not all(isinstance(row, str) for row in rows):
             raise UserError(f"{name}.{kind} = {rows!r}: expected a tuple of names, like ('x', 'm') or ('x',)")
+        if taken := [row for row in rows if hasattr(Client, row)]:
+            raise UserError(f"{name}.{kind} = {rows!r}: client.{taken[0]} is not a row: expected another name")
         again = seen.intersection(rows) or {row for row in rows if rows.count(row) > 1}
         if again:
             raise UserError(
@@ -30,3 +32,21 @@ def check_rows(algorithm: Algorithm) -> None:
             raise UserError(f"{name}.kinds: row {row} is {kind!r}: expected one of {', '.join(KINDS)}")
     if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
         raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")
+
+
+def most_numbers(algorithm: Algorithm, local_steps: int) -> int:
+    """How many numbers are averaged at most in one exchange, the start among them; see `number_of`."""
+    counts = [exchange.numbers for exchange in algorithm.exchanges()]
+    return max(number_of(count, local_steps) for count in (*counts, algorithm.numbers_at_start))
+
+
+def number_of(count: Count, local_steps: int) -> int:
+    """How many numbers a `Count` means, if clients make at most `local_steps` in a round.
+
+    Raises:
+        UserError: if it means none.
+    """
+    number = count(local_steps) if callable(count) else count
+    if not isinstance(number, int) or number < 0:
+        raise UserError(f"numbers = {number!r}: expected a whole number >= 0, or a function that returns one")
+    return number

@@ -4,6 +4,7 @@
 link over which it sums.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.algorithms.check import number_of
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import Link
 from fedmpi.comm.ranks import RanksLost
@@ -160,13 +162,19 @@ class Federation(Parts):
         if self.round_start is not None:
             self.round_start.begin_exchange(number)
         self.observer.begin_exchange(self, number)
-        store.begin_exchange(exchange.rows, number == 0)
+        store.begin_exchange(exchange.rows, number == 0, number_of(exchange.numbers, self.longest))
         self.exchange, self._serial = exchange, self._serial + 1
         self.moment = Moment(current.index, number, exchange.rows, store.region, self._serial, self.plan.seed)
         if self.round_start is not None:
             self.round_start.give()
+        self.server.numbers = store.beside.averages
+        for client in self.clients:
+            client.numbers = store.beside.numbers
         try:
             self.aggregation.begin(self.moment, weights)
+            if store.beside.used:
+                self._serial += 1
+                store.beside.begin(dataclasses.replace(self.moment, serial=self._serial), weights)
         except UserError as error:  # on every rank
             raise agreed_error(self.link, f"{current}: {error}" if self.link.rank == 0 else None) from None
         self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
@@ -244,13 +252,11 @@ class Federation(Parts):
         tail.send(report.flags, self.aggregation)
         check_seen(self, any(report.flags))
         if report.num_left_out:
-            self.left_out.leave_out(self._losses.left_out, self.current, self.link, self.aggregation)
+            aggregations = [self.aggregation, *self.store.beside.used]
+            self.left_out.leave_out(self._losses.left_out, self.current, self.link, aggregations)
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
-        out = self.store.region_of(self.store.block)
-        self.aggregation.spoil(out)
-        self.aggregation.average(out)
-        tail.average(self.store.block, self.aggregation)
+        self.store.average()
         self._check_lost()
         check_average(self, rows)
         self.seconds["communication"] += time.perf_counter() - began

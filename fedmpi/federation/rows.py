@@ -1,16 +1,21 @@
 """A rank's vectors as rows of contiguous blocks: its clients' own, the server's, and those that are summed."""
 
 import functools
+from typing import Any
 
 import torch
 
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.layout import Layout
-from fedmpi.aggregation.mean import Mean
+from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
+from fedmpi.algorithms.check import most_numbers
 from fedmpi.comm.solo import SoloLink
+from fedmpi.federation.beside import Beside
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.tail import Tail
+
+NUMBERS = "numbers"  # their name in the layout of what is beside the rows
 
 
 class RowStore:
@@ -34,7 +39,7 @@ class RowStore:
         layout: the `Layout` of a block: exchanged rows one after the other, float buffers behind them.
         work: the block of the client whose turn it is. block: the server's, the averages. With one client, the same.
         region: what the current exchange averages of a block.
-        tail: the `Tail`, all about the float buffers.
+        tail: the `Tail`, all about the float buffers. beside: the `Beside`: numbers, and buffers of a wider type.
     """
 
     def __init__(
@@ -50,11 +55,11 @@ class RowStore:
     ) -> None:
         zeros = functools.partial(torch.zeros, dtype=dtype, device=device)
         sent = buffers or SentBuffers(zeros(0))
-        numel = len(algorithm.exchanged) * dim + sent.sizes[0]
         if aggregation is None:
-            aggregation = Mean()
-            aggregation.open(SoloLink(), Layout(algorithm.exchanged, dim, numel, dtype, device), range(num_local))
+            layout = layout_of(algorithm, dim, sent, dtype, device)
+            aggregation, _ = Sending().opened(SoloLink(), layout, range(num_local))
         self.aggregation, self.layout, self._poison = aggregation, aggregation.layout, poison
+        numel = self.layout.numel
         self._is_shared = num_local > 1
         keeps = self._is_shared and len(algorithm.exchanges()) > 1
         self._scratch_names, self._scratch = algorithm.scratch, zeros(len(algorithm.scratch), dim)
@@ -62,7 +67,8 @@ class RowStore:
         self.work = zeros(numel) if self._is_shared else aggregation.block
         self.block = zeros(numel) if self._is_shared else aggregation.block
         self._unsent = zeros(num_local, numel) if keeps else None  # of each client, what it sends later in the round
-        self.tail = Tail(sent, self.layout, num_local, keeps)
+        self.beside = Beside(aggregation.beside, num_local, device)
+        self.tail = Tail(sent, self.layout, num_local, keeps, self.beside)
         self._server_names, self._server = algorithm.server_rows, zeros(len(algorithm.server_rows), dim)
         self.region, self._is_first = slice(0, 0), True
 
@@ -86,21 +92,26 @@ class RowStore:
         rows.update(zip(self._own_names, self._own[position]))
         return rows
 
-    def begin_exchange(self, rows: tuple[str, ...], is_first: bool) -> None:
+    def begin_exchange(self, rows: tuple[str, ...], is_first: bool, count: int = 0) -> None:
         """Prepare the turns of the clients that take part in an exchange.
 
         Args:
-            rows: consecutive names in `exchanged` of what will be averaged; () if nothing will.
+            rows: consecutive names in `exchanged` of what will be averaged; () if none will.
             is_first: whether it is the first of its round: clients then begin with the averages. Otherwise rows that
                 are still to be averaged in this round are as the client left them.
+            count: of the numbers that will be averaged.
         """
-        self.region, self._is_first = self.layout.place_of(rows), is_first
-        self.tail.begin_exchange(0 < self.region.stop == self.layout.numel)
+        stop = 0 if is_first else self.region.stop  # of the rows that this round has averaged
+        self.region, self._is_first = self.layout.place_of(rows) if rows else slice(stop, stop), is_first
+        averages_buffers = bool(rows) and self.region.stop == self.layout.numel
+        self.tail.begin_exchange(averages_buffers)
+        self.beside.begin_exchange(count, self.tail.sent.sizes[1] if averages_buffers else 0)
 
     def begin_turn(self, position: int) -> None:
         """Hand the working rows to the rank's client number `position`."""
         if self._poison:
             self._scratch.fill_(float("nan"))
+        self.beside.begin_turn()
         if not self._is_shared:
             return
         if self._is_first or self._unsent is None:
@@ -127,8 +138,46 @@ class RowStore:
         `position` is its place among those of this rank, `client` its number. `is_left_out`: whether the aggregation
         learns only that it is missing.
         """
-        give = self.aggregation.skip if is_left_out else self.aggregation.take
-        give(client, self.work[self.region])
-        self.tail.end_turn(position, None if is_left_out else self.aggregation.weights[client])
+        if self.region.stop > self.region.start:
+            give = self.aggregation.skip if is_left_out else self.aggregation.take
+            give(client, self.work[self.region])
+        self.beside.end_turn(client, is_left_out)
+        self.tail.end_turn(position)
         if self._unsent is not None:
             self._unsent[position, self.region.stop :].copy_(self.work[self.region.stop :])
+
+    def average(self) -> None:
+        """Let the aggregation make the averages of the current exchange. Collective."""
+        self.beside.average(self.tail.num_unsent_wide)
+        out = self.region_of(self.block)
+        if self.region.stop > self.region.start:
+            self.aggregation.spoil(out)
+            self.aggregation.average(out)
+        self.tail.take_averages(self.block)
+
+
+def layout_of(
+    algorithm: Algorithm,
+    dim: int,
+    sent: SentBuffers,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    local_steps: int = 1,
+    parameters: tuple[Any, Any, Any] = ((), (), ()),
+) -> Layout:
+    """The `Layout` of what clients send.
+
+    Args:
+        local_steps: the largest number of a client in a round. parameters: segments, names and shapes, see `Layout`.
+            For the others see `RowStore`.
+
+    Raises:
+        UserError: if the algorithm declares its numbers in a wrong way.
+    """
+    names, beside, num_numbers = algorithm.exchanged, None, most_numbers(algorithm, local_steps)
+    if num_numbers + sent.sizes[1]:
+        row = (NUMBERS,) if num_numbers else ()
+        kinds = dict.fromkeys(row, "number")
+        beside = Layout(row, num_numbers, num_numbers + sent.sizes[1], torch.float64, device, kinds=kinds)
+    kinds = {row: algorithm.kinds.get(row, "point") for row in names}
+    return Layout(names, dim, len(names) * dim + sent.sizes[0], dtype, device, *parameters, kinds, beside)

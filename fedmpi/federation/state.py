@@ -14,7 +14,7 @@ from fedmpi.federation.parts import Parts
 from fedmpi.federation.variables import Iterate
 from fedmpi.ground.errors import UserError
 
-BEGINNING = ("aggregation", "codec")  # the parts whose `begin` may change what they keep
+BEGINNING = ("aggregation", "numbers", "codec")  # the parts whose `begin` may change what they keep
 
 
 def state_of(federation: Parts, begun: dict[str, Any] | None = None) -> dict[str, Any]:
