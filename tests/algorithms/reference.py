@@ -111,6 +111,35 @@ def scaffold(f, x, rounds, K, S, step_size, server_step_size=1.0, option="II", c
         yield {"x": everywhere(x, f), "c_i": c_i, "c": c}
 
 
+def fednova(f, x, rounds, K, S, step_size, momentum=0.0, proximal_weight=0.0):
+    yield {"x": everywhere(x, f)}
+    for r in range(rounds):
+        x_i, buffer, eta = everywhere(x, f), np.zeros((f.num, x.size)), at(step_size, r)
+        for _, here in steps(S(r), K):
+            buffer[here] = momentum * buffer[here] + f(here, x_i, f.draw(here))
+            x_i[here] = x_i[here] - eta * (buffer[here] + proximal_weight * (x_i[here] - x))
+            yield {"x": x_i}
+        # a_i: how often each gradient is in the move, from the last to the first
+        kept, decayed = 1 - eta * proximal_weight, momentum
+        a = [sum(kept ** (n - j) * decayed**j for n in range(K[i]) for j in range(n + 1)) for i in range(f.num)]
+        tau_eff = np.mean([K[i] if proximal_weight else a[i] for i in S(r)])
+        x = x + tau_eff * np.mean([(x_i[i] - x) / a[i] for i in S(r)], axis=0)
+        yield {"x": everywhere(x, f)}
+
+
+def fedexp(f, x, rounds, K, S, step_size, epsilon):
+    yield {"x": everywhere(x, f)}
+    for r in range(rounds):
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            x_i[here] = x_i[here] - at(step_size, r) * f(here, x_i, f.draw(here))
+            yield {"x": x_i}
+        moves = x - x_i[S(r)]
+        mean = moves.mean(0)
+        x = x - max(1, (moves**2).sum() / (2 * len(S(r)) * (mean @ mean + epsilon))) * mean
+        yield {"x": everywhere(x, f)}
+
+
 def feddyn(f, x, rounds, K, S, step_size, proximal_weight):
     gradients, h = np.zeros((f.num, x.size)), np.zeros(x.size)  # of the clients' own minima; -α times the mean of h_i
     yield {"x": everywhere(x, f), "h_i": gradients, "h": h}
