@@ -88,6 +88,8 @@ class Server(Protocol):
     @property
     def segments(self) -> list[slice]: ...  # of each parameter tensor of the model, in a row; for layer-wise methods
     @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]: ...  # of these tensors; for methods that need matrices
+    @property
     def primal(self) -> tuple[slice, ...]: ...  # where a min-max problem descends; all of a row in a minimisation
     @property
     def dual(self) -> tuple[slice, ...]: ...  # where it ascends: gradients have the sign negated there; () if nowhere

@@ -86,6 +86,7 @@ class Server(Holder):
         num_clients: N.
         segments: slices of the parameter tensors in a [dim] row.
         dim: length of a row. ascent: the slice of a row in which a min-max problem ascends, or None.
+        shapes: of the parameter tensors; (): each has one dimension.
 
     Attributes:
         round: the current `Round`; num_participants, participation, num_steps and iteration are its.
@@ -98,9 +99,11 @@ class Server(Holder):
         segments: list[slice],
         dim: int,
         ascent: slice | None = None,
+        shapes: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         super().__init__(rows)
         self.segments, self.num_clients = segments, num_clients
+        self.shapes = shapes or tuple((part.stop - part.start,) for part in segments)
         self.primal, self.dual = blocks(dim, ascent)
 
     @property

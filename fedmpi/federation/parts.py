@@ -84,7 +84,8 @@ class Parts:
         self.store = store = RowStore(
             algorithm, x.numel(), sent, len(oracles), x.dtype, x.device, poison=poison, aggregation=self.aggregation
         )
-        own, of_problem = store.server_rows(), (plan.num_clients, segments, x.numel(), variables.ascent)
+        own = store.server_rows()
+        of_problem = plan.num_clients, segments, x.numel(), variables.ascent, variables.shapes
         self.server = Server({**store.averaged_rows(), **own}, *of_problem)
         self.server_seen_by_clients = Server(own, *of_problem)
         self.clients = []

@@ -32,18 +32,25 @@ from fedmpi.algorithms import (
     FAFEDCode,
     FedAdagrad,
     FedAdam,
+    FedAdamW,
     FedAMS,
     FedAvg,
     FedAvgM,
     FedAvgMVR,
     FedAvgServerMomentum,
+    FedDyn,
+    FedExP,
+    FedLADA,
     FedLAMB,
+    FedMuon,
+    FedNova,
     FedProx,
     FedYogi,
     LocalAdam,
     LocalAMSGrad,
     MimeAdam,
     NaiveAdaptiveFedAvg,
+    Scaffnew,
     schedules,
 )
 from fedmpi.algorithms.check import skipping_rows
@@ -57,6 +64,7 @@ from fedmpi.oracles import FunctionOracle
 
 DIM = 5
 LAYERS = [slice(0, 2), slice(2, 3), slice(3, 5)]
+SHAPES = [(1, 2), (1,), (2, 1)]  # of these layers, for methods that need matrices
 X0 = np.array([1.0, -0.5, 0.0, 2.0, 0.3])
 
 
@@ -78,6 +86,14 @@ CASES = [
     (SCAFFOLD, {"step_size": 0.1}),
     (SCAFFOLD, {"step_size": 0.1, "server_step_size": 0.7, "c0": "gradient"}),
     (SCAFFOLD, {"step_size": 0.1, "option": "I"}),
+    (FedDyn, {"step_size": 0.1, "proximal_weight": 0.3}),
+    (FedExP, {"step_size": 0.1, "epsilon": 0.01}),
+    (FedNova, {"step_size": 0.1}),
+    (FedNova, {"step_size": 0.05, "momentum": 0.6}),
+    (FedNova, {"step_size": 0.1, "proximal_weight": 0.5}),
+    (FedNova, {"step_size": 0.05, "momentum": 0.6, "proximal_weight": 0.5}),
+    (Scaffnew, {"step_size": 0.1}),
+    (Scaffnew, {"step_size": 0.1, "probability": 0.2}),
     (STEM, {"step_size": 0.1, "fresh_weight": 0.3}),
     (STEM, {"step_size": 0.1, "fresh_weight_scale": 40.0}),
     (NaiveAdaptiveFedAvg, {"step_size": 0.1, "second_moment_decay": 0.8, "epsilon": 1e-8}),
@@ -175,6 +191,34 @@ CASES = [
     (DESLOC, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1}),
     (DESLOC, {"step_size": 0.05, "epsilon": 0.1, "m_every": 2, "v_every": 4}),
     *(
+        (
+            FedAdamW,
+            {
+                "step_size": 0.05,
+                "momentum": 0.7,
+                "second_moment_decay": 0.8,
+                "epsilon": 0.1,
+                "alignment": 0.4,
+                "decay": 0.3,
+                "form": form,
+            },
+        )
+        for form in ("paper", "code")
+    ),
+    (FedLADA, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1, "alignment": 0.6}),
+    (
+        FedMuon,
+        {
+            "step_size": 0.01,
+            "momentum": 0.7,
+            "alignment": 0.4,
+            "matrix_factor": 4.0,
+            "first_moment_decay": 0.6,
+            "second_moment_decay": 0.8,
+            "epsilon": 0.1,
+        },
+    ),
+    *(
         (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3, **option})
         for option in (
             {},
@@ -244,8 +288,10 @@ def run_twin(cls, settings, num_clients, local_steps, rounds, participants, draw
     extra = {}
     if cls is CELSGD:
         extra["chosen"] = drawn
-    if cls is FedLAMB:
+    if cls in (FedLAMB, FedAdamW):
         extra["segments"] = LAYERS
+    if cls is FedMuon:
+        extra["shapes"] = SHAPES
     clients = reference.Clients(gradient, num_clients)
     K = local_steps if isinstance(local_steps, list) else [local_steps] * num_clients
     trace = twin_of(cls)(clients, X0, rounds, K, participants, **settings, **extra)
@@ -264,7 +310,7 @@ def run_ours(algorithm, num_clients, local_steps, rounds, participants, drawn=ch
         local_steps,
         participants=participants,
         chosen=drawn,
-        segments=LAYERS,
+        shapes=SHAPES,
     )
 
 
@@ -519,7 +565,7 @@ def run_rank(algorithm, link, clients, setup, weights=None):
         link,
         dict.fromkeys(clients, functools.partial(BufferedOracle, gradient)),
         Plan(num_clients, local_steps, participants, chosen=lambda r: participants(r)[-1], weights=weights),
-        Variables(torch.tensor(X0), torch.ones(2, dtype=torch.float64), LAYERS),
+        Variables(torch.tensor(X0), torch.ones(2, dtype=torch.float64), LAYERS, shapes=tuple(SHAPES)),
         poison=True,
     )
     seen = []

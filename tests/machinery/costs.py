@@ -35,6 +35,7 @@ class Cost:
         up, down: vectors that a client sends to, and gets from, a server.
         up_alone, down_alone: further vectors of the drawn client, in methods that draw one.
         allreduces: vectors in each Allreduce of a round; at_start: in the one before the first round.
+        numbers: that are averaged beside them in a round, in float64.
         gradients_per_step: in each local step. estimates: whether these are two-point estimates.
         passes: gradients of a client's whole data per round.
         gradients_alone: further gradients of the drawn client in each of its local steps but the last.
@@ -58,6 +59,7 @@ class Cost:
     private: tuple[str, ...]
     client_memory: int
     server_memory: int
+    numbers: int
 
 
 def cost(algorithm: Callable[[], Algorithm] | Algorithm) -> Cost:
@@ -88,6 +90,7 @@ def cost(algorithm: Callable[[], Algorithm] | Algorithm) -> Cost:
         + len(algorithm.scratch)
         + max(long.points_per_sample),
         server_memory=len(algorithm.server_rows),
+        numbers=long.numbers,
     )
 
 
@@ -117,12 +120,13 @@ def _line(c: Cost) -> tuple[str, ...]:
     if c.estimates:
         gradients = f"0; {'' if gradients == '1' else gradients + ' '}b1 (b2 + 1) losses"
     passes = f" + {c.passes} full pass a round" if c.passes else ""
+    beside = [f"{c.numbers} number{'s' if c.numbers > 1 else ''}"] if c.numbers else []
     return (
         c.name,
         c.paper,
         plus(c.up, c.up_alone),
         plus(c.down, c.down_alone),
-        " + ".join("d" if number == 1 else f"{number}d" for number in c.allreduces),
+        " + ".join([*("d" if number == 1 else f"{number}d" for number in c.allreduces), *beside]),
         str(c.at_start),
         gradients + passes,
         str(c.client_memory),
@@ -171,33 +175,39 @@ class _CountingOracle(FunctionOracle):
 
 
 class _CountingLink(SoloLink):
-    """Records the length of every block that is summed."""
+    """Records the length of every block that is summed: rows are float32 here, and numbers float64."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lengths: list[int] = []
+        self.numbers = 0
 
     def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
         super().average(block, divisor, out)
-        self.lengths.append(block.numel())
+        if block.dtype == torch.float64:
+            self.numbers += block.numel()
+        else:
+            self.lengths.append(block.numel())
 
 
 def _measure(algorithm: Algorithm, local_steps: int) -> types.SimpleNamespace:
     """What the start and one round of two clients take on one variable; lists per client, the drawn one first."""
     link = _CountingLink()
-    start = Variables(torch.ones(1, dtype=torch.float64))
+    start = Variables(torch.ones(1, dtype=torch.float32))
     plan = Plan(2, local_steps, chosen=lambda round_index: 0)
     federation = Federation(algorithm, link, dict.fromkeys(range(2), _CountingOracle), plan, start)
     oracles: list[Any] = [client.oracle for client in federation.clients]
     federation.start()
     at_start = sum(link.lengths)
     link.lengths.clear()
+    link.numbers = 0
     for oracle in oracles:
         oracle.gradients = oracle.passes = 0
     federation.run_round()
     return types.SimpleNamespace(
         allreduces=link.lengths,
         at_start=at_start,
+        numbers=link.numbers,
         gradients=[oracle.gradients for oracle in oracles],
         passes=[oracle.passes for oracle in oracles],
         points_per_sample=[oracle.points for oracle in oracles],
