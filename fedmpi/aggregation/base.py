@@ -48,11 +48,13 @@ class Aggregation(Slicing):
         start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region, 0 for
             differences, and of the buffers. Where no client has changed a buffer, rows have the same values.
         codec: the `Codec` in which rows travel, or None; with it, there is `start`, too.
+        beside: another object of the class for what is averaged in float64 beside the rows (`Layout.beside`), or None.
+            Its rows are numbers, and it has no codec; its `start` is 0.
     """
 
     # False: the rows of a client are in memory that no other process of the node can read.
     exposes_rows: ClassVar[bool] = True
-    # Whether it is the weighted mean: buffers of a wider type than the rows are then averaged beside them.
+    # Whether it is the weighted mean: there may then be buffers of a wider type than the rows.
     is_mean: ClassVar[bool] = False
     # Whether the bits of an average depend only on the clients' rows, and not on the ranks that hold them.
     is_reproducible: ClassVar[bool] = False
@@ -78,7 +80,7 @@ class Aggregation(Slicing):
         self.clients_of_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
         self.block = self.allocate(layout.numel)
         self.start = self.block[:0]
-        self.codec = None
+        self.codec, self.beside = None, None
         self._adds_weighted = takes_weight(self.add, self.called)
         self._is_out_free = type(self).add is Aggregation.add and len(self.clients) != 1
 

@@ -16,7 +16,7 @@ from fedmpi.comm.vectors import Slices
 class MeanOfWords(Aggregation):
     """The mean of rows in a linear codec: words are added up, and only their sum is read.
 
-    Float buffers and numbers travel as they are, behind the words.
+    Float buffers travel as they are, behind the words.
     """
 
     is_base = True  # `mean` becomes it
@@ -25,9 +25,9 @@ class MeanOfWords(Aggregation):
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
         super().begin(moment, weights)
-        dim, number = self.layout.dim, 0 if self.are_numbers else len(moment.rows)
-        self._rows = {row: slice(k * dim, (k + 1) * dim) for k, row in enumerate(moment.rows[:number])}
-        self._end, self._total = number * dim, self.block[moment.region][:0]
+        dim = self.layout.dim
+        self._rows = {row: slice(k * dim, (k + 1) * dim) for k, row in enumerate(moment.rows)}
+        self._end, self._total = self.end_of_rows, self.block[moment.region][:0]
 
     def add(self, client: int, region: torch.Tensor, weight: float) -> None:
         words = self._written(region).mul_(weight)

@@ -14,6 +14,8 @@ class Layout:
             see `fedmpi.algorithms.base`.
         numel: of all rows and buffers. dtype, device: of all of it.
         segments: slice of a row for each parameter of the model; names, shapes: of these parameters, () if unknown.
+        beside: of what is averaged in float64 beside the rows, or None: numbers are one row, "numbers", of kind
+            "number", and buffers of a wider type than the rows lie behind it.
     """
 
     rows: tuple[str, ...]
@@ -25,6 +27,7 @@ class Layout:
     names: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+    beside: "Layout | None" = None
 
     def rows_of(self, block: torch.Tensor) -> torch.Tensor:
         """All rows of a block, [number of rows * dim]."""

@@ -76,6 +76,9 @@ class Sending:
         aggregation = _unused(in_codec(self.aggregation, codec))
         aggregation.open(link, layout, clients)
         aggregation.codec = codec
+        if layout.beside is not None:
+            aggregation.beside = _unused(self.aggregation)
+            aggregation.beside.open(link, layout.beside, clients)
         passed = [*map(_unused, self.stages)]
         if codec is not None:
             codec.open(link, layout)

@@ -58,14 +58,14 @@ class Slicing(Part):
                 return slices[0]
             return of_length(slices[0].numel(), reduce(slices), f"{self.called}: what reduces slices returned")
 
-        if self.codec is None or self.are_numbers:
+        if self.codec is None:
             self.link.exchange_slices(self.kept_regions(), of_several, out)
         else:
             reduce_words(self, self.codec, of_several, out)
 
     @property
     def are_numbers(self) -> bool:
-        """Whether the current exchange is one of numbers, which travel as they are."""
+        """Whether the current exchange is one of what is averaged beside the rows."""
         return all(self.layout.kinds.get(row) == "number" for row in self.moment.rows)
 
     @property

@@ -14,6 +14,9 @@ length `dim`, and overrides some of these methods, which are called in this orde
 
 A method that does not average all its exchanged rows at once, after the local steps, also overrides `exchanges`.
 
+Beside rows, an exchange may average a few numbers (`Exchange.numbers`): a client fills `client.numbers` in
+`local_step`, `upload` or the exchange's `work`, and the averages are in `server.numbers` in what follows them.
+
 While clients work, an exchanged row belongs to the client: `server.NAME` is not readable then (with
 one client per rank it is the same memory). If clients need the old model during the round, the
 server copies it into a row of its own.
@@ -31,9 +34,11 @@ if TYPE_CHECKING:
 
 # What an exchanged row is; stages, and what reads their work, depend on it. A point is an iterate: what a client has
 # moved by is its difference from the start of the round. A difference is what a client has moved by. A gradient may be
-# an average of several. A square is a mean of squares: never below 0, whatever a stage does. Numbers are facts, one
-# after the other, and 0 behind them: no stage sees or changes them.
-KINDS = ("point", "difference", "gradient", "square", "number")
+# an average of several. A square is a mean of squares: never below 0, whatever a stage does.
+KINDS = ("point", "difference", "gradient", "square")
+
+
+Count = int | Callable[[int], int]  # of numbers, see `Exchange`
 
 
 class Client(Protocol):
@@ -58,6 +63,8 @@ class Client(Protocol):
     def num_undone(self) -> int: ...  # of these, those in turns that do not count (`Sending.faulty`)
     @property
     def was_absent(self) -> bool: ...  # whether it was absent in the previous round (False in round 0)
+    @property
+    def numbers(self) -> "torch.Tensor": ...  # float64, see `Exchange`; zeros as the client's turn begins
 
 
 class Server(Protocol):
@@ -77,7 +84,11 @@ class Server(Protocol):
     @property
     def participation(self) -> float: ...  # the participants' share in the weight of all clients, |S| / N
     @property
+    def numbers(self) -> "torch.Tensor": ...  # float64, the averages; in the `then` of their exchange
+    @property
     def segments(self) -> list[slice]: ...  # of each parameter tensor of the model, in a row; for layer-wise methods
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]: ...  # of these tensors; for methods that need matrices
     @property
     def primal(self) -> tuple[slice, ...]: ...  # where a min-max problem descends; all of a row in a minimisation
     @property
@@ -102,13 +113,17 @@ class Exchange:
 
     Args:
         rows: consecutive names of `exchanged`. The exchanges of one round run through `exchanged`
-            from front to back; a client's later rows stay its own until their turn.
+            from front to back; a client's later rows stay its own until their turn. () if only numbers are averaged.
         work: `work(client, server, oracle)`, called on every participating client; None: the local
             steps.
         then: `then(server)`, called on all ranks with the averages in the server's rows.
         alone: whether one participant works alone, drawn from a stream that all ranks share; the
             "average" is then that client's rows.
-        due: `due(server) -> bool`, whether the exchange takes place in this round; None: in every round.
+        due: `due(server) -> bool`, whether the exchange takes place in this round; None: in every round. In other
+            rounds a client keeps its rows for itself, and begins its next round with them; after the average all
+            clients, absent ones too, begin with that. It takes one more row of memory per row and client.
+        numbers: how many numbers are averaged too, by the same weights, in float64; or a function of q, the largest
+            number of local steps of a client in a round. They pass no stage and no codec.
 
     CE-LSGD averages twice a round, and the second time one client works alone:
 
@@ -117,6 +132,21 @@ class Exchange:
     [(('g',), False), (('x',), True)]
     >>> fedmpi.Exchange(("x",), then=lambda server: server.x.mul_(0.5)).alone
     False
+
+    The mean of the clients' local steps, beside that of x:
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Counting(fedmpi.algorithms.FedAvg):
+    ...     def exchanges(self):
+    ...         return (fedmpi.Exchange(("x",), then=self.server_step, numbers=1),)
+    ...
+    ...     def upload(self, client, server, oracle):
+    ...         client.numbers[0] = client.num_steps
+    ...
+    ...     def server_step(self, server):
+    ...         print(server.numbers.tolist())
+    >>> trace = fedmpi.simulate(Counting(), lambda i, x, sample: x, [4.0], rounds=1, local_steps=lambda i: 3 + i)
+    [4.0]
     """
 
     rows: tuple[str, ...]
@@ -124,6 +154,7 @@ class Exchange:
     then: Callable[[Server], None] | None = None
     alone: bool = False
     due: Callable[[Server], bool] | None = None
+    numbers: Count = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,6 +206,11 @@ class Algorithm(Scheduled):
     def exchanged_at_start(self) -> tuple[str, ...]:
         """Those of them that are averaged before the first round."""
         return ()
+
+    @property
+    def numbers_at_start(self) -> Count:
+        """How many numbers are averaged before the first round, see `Exchange`: `start` fills `client.numbers`."""
+        return 0
 
     @property
     def server_rows(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Checks of what an algorithm declares, before any work starts."""
 
-from fedmpi.algorithms.base import KINDS, Algorithm
+from fedmpi.algorithms.base import KINDS, Algorithm, Client, Count
 from fedmpi.ground.errors import UserError
 
 
@@ -18,6 +18,8 @@ def check_rows(algorithm: Algorithm) -> None:
         rows = getattr(algorithm, kind)
         if not isinstance(rows, tuple) or not all(isinstance(row, str) for row in rows):
             raise UserError(f"{name}.{kind} = {rows!r}: expected a tuple of names, like ('x', 'm') or ('x',)")
+        if taken := [row for row in rows if hasattr(Client, row)]:
+            raise UserError(f"{name}.{kind} = {rows!r}: client.{taken[0]} is not a row: expected another name")
         again = seen.intersection(rows) or {row for row in rows if rows.count(row) > 1}
         if again:
             raise UserError(
@@ -30,3 +32,41 @@ def check_rows(algorithm: Algorithm) -> None:
             raise UserError(f"{name}.kinds: row {row} is {kind!r}: expected one of {', '.join(KINDS)}")
     if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
         raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")
+    order = block_order(algorithm)
+    for rows in (algorithm.exchanged_at_start, *(exchange.rows for exchange in algorithm.exchanges())):
+        first = order.index(rows[0]) if rows and rows[0] in order else 0
+        if order[first : first + len(rows)] != tuple(rows):
+            raise UserError(
+                f"{name}: an exchange has the rows {rows!r}: expected consecutive ones of {order!r}, what it exchanges "
+                "(rows that skip rounds come first)"
+            )
+
+
+def skipping_rows(algorithm: Algorithm) -> tuple[str, ...]:
+    """The exchanged rows that skip rounds: their exchange has `due`."""
+    skipping = {row for exchange in algorithm.exchanges() if exchange.due is not None for row in exchange.rows}
+    return tuple(row for row in algorithm.exchanged if row in skipping)
+
+
+def block_order(algorithm: Algorithm) -> tuple[str, ...]:
+    """The exchanged rows as they lie in a block: those that skip rounds are first, because buffers are behind."""
+    skipping = skipping_rows(algorithm)
+    return (*skipping, *(row for row in algorithm.exchanged if row not in skipping))
+
+
+def most_numbers(algorithm: Algorithm, local_steps: int) -> int:
+    """How many numbers are averaged at most in one exchange, the start among them; see `number_of`."""
+    counts = [exchange.numbers for exchange in algorithm.exchanges()]
+    return max(number_of(count, local_steps) for count in (*counts, algorithm.numbers_at_start))
+
+
+def number_of(count: Count, local_steps: int) -> int:
+    """How many numbers a `Count` means, if clients make at most `local_steps` in a round.
+
+    Raises:
+        UserError: if it means none.
+    """
+    number = count(local_steps) if callable(count) else count
+    if not isinstance(number, int) or number < 0:
+        raise UserError(f"numbers = {number!r}: expected a whole number >= 0, or a function that returns one")
+    return number

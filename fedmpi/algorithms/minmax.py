@@ -271,7 +271,7 @@ class CODA(_Staged):
     dual_restart sets w = mean h⁻ - mean h⁺, where h⁻ and h⁺ are the scores of the negative and positive
     samples of one fresh batch of every client, at the θ of the next stage. Gradients are enough to
     compute it: v ends with a and b, F is quadratic in both, and its minimum over a is mean h⁺, over b mean h⁻.
-    Weight decay and clipping would shift it. It takes one more Allreduce at the end of a stage.
+    Weight decay and clipping would shift it. It takes one more, short Allreduce at the end of a stage.
 
     Raises:
         UserError: if dual_restart is set without stages, or on a problem without (a, b, w).
@@ -287,24 +287,18 @@ class CODA(_Staged):
         "task auc: each further stage starts from w = mean score of negatives - that of positives, as in the paper",
     )
 
-    kinds = {"of_scores": "number"}
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dual_restart and self.stage_rounds is None:
             raise UserError("algorithm.dual_restart: expected stage_rounds too: w is reset at the end of a stage")
 
-    @property
-    def exchanged(self) -> tuple[str, ...]:
-        return (*super().exchanged, "of_scores") if self.dual_restart else super().exchanged
-
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The variables; then, for dual_restart at the end of a stage, the row `of_scores`, see `ask_for_scores`."""
+        """The variables; then, for dual_restart at the end of a stage, four numbers, see `ask_for_scores`."""
         if not self.dual_restart:
             return super().exchanges()
         return (
-            Exchange(self.exchanged[:-1], then=self.server_step),
-            Exchange(("of_scores",), work=self.ask_for_scores, then=self.restart, due=self._ends_stage),
+            *super().exchanges(),
+            Exchange((), work=self.ask_for_scores, then=self.restart, due=self._ends_stage, numbers=4),
         )
 
     def server_start(self, server: Server) -> None:
@@ -330,20 +324,19 @@ class CODA(_Staged):
         self._end_round(server)
 
     def ask_for_scores(self, client: Client, server: Server, oracle: Oracle) -> None:
-        """of_scores[0:2]: the slopes of f_i in a and in b on a fresh batch; of_scores[2:4]: its curvatures in both."""
+        """The numbers: first the slopes of f_i in a and in b on a fresh batch, then its curvatures in both."""
         ab = _last_two(server.primal)
-        shifted = client.of_scores.copy_(client.x)
+        shifted = client.x.clone()
         shifted[ab].add_(1)
         g, g_shifted = oracle.gradient_pair(client.x, shifted, oracle.draw())
-        client.of_scores.zero_()
-        client.of_scores[:2] = g[ab]
-        client.of_scores[2:4] = g_shifted[ab] - g[ab]
+        client.numbers[:2] = g[ab]
+        client.numbers[2:] = g_shifted[ab] - g[ab]
 
     def restart(self, server: Server) -> None:
         """w <- mean h⁻ - mean h⁺; unchanged if the batches contain no negative or no positive sample."""
         # With q⁺, the share of positives in the batch, the slope in a is 2(1-p) (a q⁺ - mean(h 1[positive])) and the
         # curvature is 2(1-p) q⁺, so a - slope / curvature is the mean score of the positives; the same for b.
-        slope, curvature = server.of_scores[:2], server.of_scores[2:4]
+        slope, curvature = server.numbers[:2], server.numbers[2:]
         if (curvature > 0).all():
             positive, negative = server.x[_last_two(server.primal)] - slope / curvature
             server.x[server.dual[0]] = negative - positive

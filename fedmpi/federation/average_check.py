@@ -19,17 +19,18 @@ def check_average(federation: Parts, names: tuple[str, ...]) -> None:
         Diverged: on every rank, with the row. UserError: on every rank, if their values differ.
     """
     aggregation, link = federation.aggregation, federation.link
-    if aggregation.keeps_finite or not names:
+    rows, numbers = federation.store.averaged_rows(), federation.server.numbers
+    rows = {f"row {name}": rows[name] for name in names} | ({"the numbers": numbers} if len(numbers) else {})
+    if aggregation.keeps_finite or not rows:
         return
-    rows, when = federation.store.averaged_rows(), when_in(federation.server.round_index)
-    rows = {name: rows[name] for name in names}
+    when = when_in(federation.server.round_index)
     bad = [name for name, row in rows.items() if not _is_finite(row)]
     of_ranks = link.allgather([bool(bad), *map(_digest, rows.values())])
     if of_ranks[:, 0].any():
-        row = bad[0] if bad else "of another rank"
-        raise Diverged(f"{when}: {aggregation.called} made values of row {row} that are not finite")
+        row = bad[0] if bad else "a row of another rank"
+        raise Diverged(f"{when}: {aggregation.called} made values of {row} that are not finite")
     if different := [name for name, column in zip(rows, of_ranks.T[1:]) if len(set(column)) > 1]:
-        problem = f"{when}: {aggregation.called} gave ranks different values of row {different[0]}"
+        problem = f"{when}: {aggregation.called} gave ranks different values of {different[0]}"
         expected = "expected that average(out) fills `out` with the same bits on every rank"
         raise agreed_error(link, f"{problem}: {expected}" if link.rank == 0 else None)
 

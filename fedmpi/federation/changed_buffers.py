@@ -12,8 +12,7 @@ def check_seen(federation: Parts, are_more: bool) -> None:
         UserError: on every rank, if one of them is summed apart from the rows, which a part must see.
     """
     aggregation, tail = federation.aggregation, federation.store.tail
-    is_seen = aggregation.is_mean and aggregation.exposes_rows
-    parts = [*federation.stages.values(), *([] if is_seen else [aggregation])]
+    parts = [*federation.stages.values(), *([] if aggregation.is_mean else [aggregation])]
     if parts and (names := tail.sent.wide_names()):
         raise UserError(
             f"buffer '{names[0]}' has float64 values, or very large ones, in a model of another type, and changes: "

@@ -31,6 +31,7 @@ class Client(Holder):
         counters: the model's integer buffers as this client left them.
         carried: what one sample leaves to the next one (a recurrent state): name -> number, tensor or nested
             tuples of tensors.
+        skipped: names of the rows that skip rounds with which the client begins its next round as it left them.
         kept: "part.name" of the rows that a `fedmpi.ground.part.Part` keeps for it -> name of the row -> vector.
     """
 
@@ -51,6 +52,7 @@ class Client(Holder):
         self.num_draws, self.num_undone, self.num_gradients = 0, 0, 0
         self.counters: list[torch.Tensor] = []
         self.carried: dict[str, Any] = {}
+        self.skipped: set[str] = set()
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
 
     @property
@@ -84,6 +86,7 @@ class Server(Holder):
         num_clients: N.
         segments: slices of the parameter tensors in a [dim] row.
         dim: length of a row. ascent: the slice of a row in which a min-max problem ascends, or None.
+        shapes: of the parameter tensors; (): each has one dimension.
 
     Attributes:
         round: the current `Round`; num_participants, participation, num_steps and iteration are its.
@@ -96,9 +99,11 @@ class Server(Holder):
         segments: list[slice],
         dim: int,
         ascent: slice | None = None,
+        shapes: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         super().__init__(rows)
         self.segments, self.num_clients = segments, num_clients
+        self.shapes = shapes or tuple((part.stop - part.start,) for part in segments)
         self.primal, self.dual = blocks(dim, ascent)
 
     @property

@@ -10,13 +10,14 @@ class Holder:
 
     Attributes:
         rows: name -> [dim] tensor. round: the current `Round`; None before the first one.
+        numbers: float64, of the current exchange, see `fedmpi.algorithms.base.Exchange`.
     """
 
     rows: dict[str, torch.Tensor]
     round: Round | None = None
 
     def __init__(self, rows: dict[str, torch.Tensor]) -> None:
-        self.rows = dict(rows)
+        self.rows, self.numbers = dict(rows), torch.empty(0, dtype=torch.float64)
         self.__dict__.update(rows)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -42,8 +42,8 @@ class LeftOut:
         """Its turn does not count; it goes on with later samples."""
         undo(client, self.before_turn)
 
-    def leave_out(self, faulty: list[int], current: Round, link: Link, aggregation: Aggregation) -> None:
-        """Let the average be one without the clients that are `faulty`, of this rank. Collective on the link.
+    def leave_out(self, faulty: list[int], current: Round, link: Link, aggregations: list[Aggregation]) -> None:
+        """Let the averages be without the clients that are `faulty`, of this rank. Collective on the link.
 
         Raises:
             Diverged: on every rank, if none is left. UserError: on every rank, if too few are left.
@@ -51,12 +51,13 @@ class LeftOut:
         out = frozenset(map(int, link.allgatherv(faulty)))
         self.clients, self.number = self.clients | out, self.number + len(out)
         when, who = when_in(current.index), describe_clients(out)
-        if not set(aggregation.weights) - out:
+        if not set(aggregations[0].weights) - out:
             raise Diverged(f"{when}: {who}, all that take part, have a loss or rows that are not finite")
         if link.rank == 0:
             log.warning(f"{when}: {who} left out: a loss or values of a row are not finite")
         try:
-            aggregation.leave_out(out)
+            for aggregation in aggregations:
+                aggregation.leave_out(out)
         except UserError as error:  # on every rank
             raise agreed_error(link, f"{when}: {error}" if link.rank == 0 else None) from None
 

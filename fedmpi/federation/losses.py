@@ -66,6 +66,10 @@ class Losses:
         rows |= {len(names) + position: values for position, values in (buffers or {}).items() if values.numel()}
         self._check(client, region, rows)
 
+    def check_numbers(self, client: Client, place: int) -> None:
+        """The same for its numbers; `place`: of the first one behind rows and buffers."""
+        self._check(client, client.numbers, {place + k: client.numbers[k] for k in range(len(client.numbers))})
+
     def check_stage(self, client: Client, region: torch.Tensor, rows: dict[str, torch.Tensor], number: int) -> None:
         """The same after stage `number`, from 1, for rows of all names: name -> values."""
         self._check(client, region, {number * AFTER + place: row for place, row in enumerate(rows.values())})
@@ -175,9 +179,19 @@ class RoundReport:
                 values = f"row {names[row]}" if row < len(names) else BUFFERS
                 raise Diverged(f"{when}: {name} made values of {values} of {of} that are not finite")
             if row >= 0:
-                sent = f"row {names[row]}" if row < len(names) else f"buffer '{buffers[row - len(names)].name}'"
-                problem = f"{sent} of client {client} on rank {rank} has values that are not finite"
+                sent = f"{_name(row, names, buffers)} of client {client} on rank {rank}"
+                problem = f"{sent} has values that are not finite"
+                if row >= len(names) + len(buffers):
+                    problem = f"{sent} is not finite"
             raise Diverged(f"{when}: {problem}; {_INITIAL_HINT if round_index < 0 else _HINT}")
+
+
+def _name(place: int, names: Sequence[str], buffers: Sequence[BufferPart]) -> str:
+    """What a client sends at a place: rows, then buffers, then numbers."""
+    behind, beside = place - len(names), place - len(names) - len(buffers)
+    if beside >= 0:
+        return f"number {beside}"
+    return f"row {names[place]}" if behind < 0 else f"buffer '{buffers[behind].name}'"
 
 
 def when_in(round_index: int) -> str:

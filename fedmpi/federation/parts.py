@@ -4,20 +4,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedmpi.aggregation.base import Aggregation
-from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.algorithms.check import check_rows
+from fedmpi.algorithms.check import check_rows, skipping_rows
 from fedmpi.comm.link import Link
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.client import Client, Server
+from fedmpi.federation.client_state import SKIPPED
 from fedmpi.federation.left_out import LeftOut
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.round import Round
 from fedmpi.federation.round_start import RoundStart
-from fedmpi.federation.rows import RowStore
+from fedmpi.federation.rows import RowStore, layout_of
 from fedmpi.federation.variables import Iterate, Variables
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.part import Part
@@ -45,6 +45,7 @@ class Parts:
         current: the `Round`, or the last one. round_index: of the next round, from 0.
         present: set of the clients that took part in the previous round; all of them before round 0.
         lost: frozenset of the clients whose ranks are lost; they are absent from every round.
+        longest: the largest number of local steps of a client in a round, q.
         num_gradients: evaluated so far by all clients of all ranks. num_reported: of this rank's, those that are in it.
         seconds: of this rank, in "local" steps and in "communication" (waiting included).
         selected: the `Iterate` that was selected as a candidate for the result, or None.
@@ -70,27 +71,35 @@ class Parts:
         _check_alone(algorithm, sending.aggregation)
         self.algorithm, self.link, self.plan = algorithm, link, plan
         sent = _sent_buffers(variables, in_order=bool(sending.codec) or not sending.aggregation.leaves_out_constants)
+        if sent.parts and 0 < len(algorithm.exchanged) == len(skipping_rows(algorithm)):
+            raise UserError(
+                f"algorithm {command_name(type(algorithm))}: all its exchanges skip rounds (due), and the model has "
+                "float buffers, which are averaged in every round: expected rows of an exchange without due"
+            )
         segments = variables.segments or [slice(0, x.numel())]
-        numel = len(algorithm.exchanged) * x.numel() + sent.sizes[0]
         parameters = (tuple(segments), tuple(variables.names), tuple(variables.shapes))
-        kinds = {row: algorithm.kinds.get(row, "point") for row in algorithm.exchanged}
-        layout = Layout(algorithm.exchanged, x.numel(), numel, x.dtype, x.device, *parameters, kinds)
+        self.longest = plan.start().nominal_steps
+        layout = layout_of(algorithm, x.numel(), sent, x.dtype, x.device, self.longest, parameters)
         self.aggregation, self.stages = sending.opened(link, layout, oracles)
         self.store = store = RowStore(
             algorithm, x.numel(), sent, len(oracles), x.dtype, x.device, poison=poison, aggregation=self.aggregation
         )
-        own, of_problem = store.server_rows(), (plan.num_clients, segments, x.numel(), variables.ascent)
+        own = store.server_rows()
+        of_problem = plan.num_clients, segments, x.numel(), variables.ascent, variables.shapes
         self.server = Server({**store.averaged_rows(), **own}, *of_problem)
         self.server_seen_by_clients = Server(own, *of_problem)
         self.clients = []
         for position, (index, make_oracle) in enumerate(oracles.items()):
             client = Client(index, store.client_rows(position), algorithm.client_rows, store.tail.work)
             client.oracle = make_oracle(client)
+            if store.skipping:
+                client.kept[SKIPPED] = store.skipped_rows(position)
             self.clients.append(client)
         self.named = _named(self.aggregation, self.stages, self.clients)
         for name, part in self.named.items():
             for client in self.clients if part.kept_rows else ():
-                part.kept_of[client.index] = {kept: store.tail.new_rows() for kept in part.kept_rows}
+                new_rows = (store.beside if part is self.aggregation.beside else store.tail).new_rows
+                part.kept_of[client.index] = {kept: new_rows() for kept in part.kept_rows}
                 client.kept |= {f"{name}.{kept}": rows for kept, rows in part.kept_of[client.index].items()}
         self.server.x.copy_(x)
         self.private = PrivateParts(store, variables, self.clients)
@@ -138,7 +147,8 @@ class Parts:
 
 def _named(aggregation: Aggregation, stages: dict[str, Stage], clients: list[Client]) -> dict[str, Part]:
     """Name -> every `Part` of this rank."""
-    found: dict[str, Part | None] = {"aggregation": aggregation, "codec": aggregation.codec}
+    found: dict[str, Part | None] = {"aggregation": aggregation, "numbers": aggregation.beside}
+    found["codec"] = aggregation.codec
     found |= {f"stages/{name}": stage for name, stage in stages.items()}
     found["oracle"] = clients[0].oracle.kind if clients else None
     return {name: part for name, part in found.items() if part is not None}

@@ -26,6 +26,8 @@ class Passage:
         buffers = store.tail.checked(store.work)
         if not (self._stages and self._stage_looks(self._stages[0], moment.rows)):
             losses.check_rows(client, store.region_of(store.work), moment.rows, buffers)
+        if len(client.numbers):
+            losses.check_numbers(client, len(moment.rows) + len(store.tail.sent.parts))
         if self._left_out.is_on and losses.leave_out_if_faulty(client):
             return False
         if self._stages:
@@ -39,8 +41,7 @@ class Passage:
     def _stage_looks(self, first: Stage, rows: tuple[str, ...]) -> bool:
         """Whether the first stage finds values that are not finite, of all that is sent."""
         looks = vars(type(first)).get("looks", False) and not self._left_out.is_on
-        sees_all = all(self._kinds.get(row) != "number" for row in rows)
-        return looks and bool(rows) and sees_all and self._store.block.device.type == "cpu"
+        return looks and bool(rows) and self._store.block.device.type == "cpu"
 
     def _pass_stages(self, client: Client, moment: Moment, weight: float, losses: Losses) -> None:
         store = self._store

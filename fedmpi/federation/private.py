@@ -104,6 +104,7 @@ class PrivateParts:
                 continue
             values = {name: row for name, row in client.kept[PRIVATE].items() if name != BUFFERS}
             server = Server(values, 1, self._segments, len(self._at))
+            server.numbers = self._store.beside.averages
             server.round = dataclasses.replace(
                 client.round, participants=(client.index,), weights=(1.0,), participation=1.0
             )

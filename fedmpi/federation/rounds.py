@@ -4,6 +4,7 @@
 link over which it sums.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm, Exchange
+from fedmpi.algorithms.check import number_of
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import Link
 from fedmpi.comm.ranks import RanksLost
@@ -99,6 +101,7 @@ class Federation(Parts):
         self.requests = 0
         self._request: Callable[[], int] = int
         self.places: list[int] = []  # of the current round's exchanges among all of the algorithm
+        self._skipped = set[str]()  # rows that skip the current round
         self._serial = -1  # of the current exchange, see `Moment`
         self._passage = Passage(self)
         check_parts(self)
@@ -143,7 +146,9 @@ class Federation(Parts):
         self.requests, self._request, self.left_out.clients = 0, request, frozenset()
         exchanges = self.algorithm.exchanges()
         self.places = [n for n, each in enumerate(exchanges) if each.due is None or each.due(self.server)]
-        return [exchanges[place] for place in self.places]
+        due = [exchanges[place] for place in self.places]
+        self._skipped = set(self.store.skipping).difference(*(exchange.rows for exchange in due))
+        return due
 
     def run_exchange(self, exchange: Exchange, number: int) -> float:
         """Exchange number `number` of a round, from 0; returns and raises what `end_exchange` does. Collective."""
@@ -160,13 +165,19 @@ class Federation(Parts):
         if self.round_start is not None:
             self.round_start.begin_exchange(number)
         self.observer.begin_exchange(self, number)
-        store.begin_exchange(exchange.rows, number == 0)
+        store.begin_exchange(exchange.rows, number == 0, number_of(exchange.numbers, self.longest))
         self.exchange, self._serial = exchange, self._serial + 1
         self.moment = Moment(current.index, number, exchange.rows, store.region, self._serial, self.plan.seed)
         if self.round_start is not None:
             self.round_start.give()
+        self.server.numbers = store.beside.averages
+        for client in self.clients:
+            client.numbers = store.beside.numbers
         try:
             self.aggregation.begin(self.moment, weights)
+            if store.beside.used:
+                self._serial += 1
+                store.beside.begin(dataclasses.replace(self.moment, serial=self._serial), weights)
         except UserError as error:  # on every rank
             raise agreed_error(self.link, f"{current}: {error}" if self.link.rank == 0 else None) from None
         self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
@@ -192,7 +203,7 @@ class Federation(Parts):
             first_step: number of the local step to begin with, to go on in the middle of a round. All rows, also the
                 scratch rows, and `LeftOut.before_turn` must be as they were then; only with one client on the rank.
         """
-        self.store.begin_turn(self.clients.index(client))
+        self.store.begin_turn(self.clients.index(client), client.skipped, is_new=first_step == 0)
         self.private.give_back(client)
         if first_step == 0:
             self.left_out.begin_turn(client)
@@ -216,6 +227,7 @@ class Federation(Parts):
         self.private.take(client)
         counts = self._passage.go(client, self.moment, self.aggregation.weights[client.index], self._losses)
         if counts:
+            client.skipped |= self._skipped
             self.private.give_back(client)  # the algorithm sees the private coordinates, which are not sent
             self.algorithm.sent(client, self.server_seen_by_clients)
             self.private.take(client)
@@ -244,16 +256,16 @@ class Federation(Parts):
         tail.send(report.flags, self.aggregation)
         check_seen(self, any(report.flags))
         if report.num_left_out:
-            self.left_out.leave_out(self._losses.left_out, self.current, self.link, self.aggregation)
+            aggregations = [self.aggregation, *self.store.beside.used]
+            self.left_out.leave_out(self._losses.left_out, self.current, self.link, aggregations)
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
-        out = self.store.region_of(self.store.block)
-        self.aggregation.spoil(out)
-        self.aggregation.average(out)
-        tail.average(self.store.block, self.aggregation)
+        self.store.average()
         self._check_lost()
         check_average(self, rows)
         self.seconds["communication"] += time.perf_counter() - began
+        for client in self.clients:
+            client.skipped.difference_update(rows)
         self.use_averages(self.exchange.then, self.aggregation.weights)
         return report.mean
 

@@ -1,5 +1,7 @@
 """Run an algorithm in one process with all clients, on functions instead of models and data."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.client import Client
+from fedmpi.federation.client_state import SKIPPED
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation, Observer
 from fedmpi.federation.variables import Variables
@@ -29,13 +32,14 @@ def simulate(
     *,
     chosen: Callable[[int], int] | None = None,
     segments: Sequence[slice] | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
     ascent: slice | None = None,
     ascent_scale: float = 1.0,
     loss: Callable[[int, torch.Tensor, int], Any] | None = None,
     directions: Callable[[int, int], Any] | None = None,
     smoothing: float = 1e-3,
     sending: Sending | None = None,
-    weights: Sequence[float] | None = None,
+    weights: Any = None,
 ) -> list[dict[str, Any]]:
     """Run an algorithm on given gradients, or on given losses, and return its rows at every moment.
 
@@ -64,6 +68,8 @@ def simulate(
         chosen: `chosen(round_index) -> client` that works alone in methods that draw one (CE-LSGD);
             None: drawn uniformly from the round's participants.
         segments: slices of x that layer-wise methods (Fed-LAMB) scale one by one; None: one layer.
+        shapes: of the parameters of which x consists, one after the other, for methods that need matrices (FedMuon):
+            x = (W, b) of a layer with 2 inputs and 3 outputs has shapes [(3, 2), (3,)]. They give the segments, too.
         ascent: the slice of x in which a min-max problem ascends, ``slice(d1, None)`` for
             x = (θ, w) with θ of length d1; `gradient` returns the plain gradient of F. None: a
             minimisation. ascent_scale: factor of that block's gradient. Momenta and control variates
@@ -71,7 +77,8 @@ def simulate(
         loss, directions: instead of `gradient`, `loss(client, x, sample) -> number` and
             `directions(client, sample) -> [b2, dim]`, used as they are: gradients are then two-point
             estimates with the radius `smoothing` (μ). Both points of a pair use the same directions.
-        weights: > 0, of every client in all averages (its number of samples, say); None: all equal.
+        weights: > 0, of every client in all averages (its number of samples, say): a list, an array or a tensor; None:
+            all equal.
         sending: a `fedmpi.Sending`: what becomes of the clients' rows; None: their mean.
 
     Returns:
@@ -95,13 +102,14 @@ def simulate(
         raise UserError(f"simulate: num_clients = {num_clients}: expected at least 1")
     make_oracle = _oracle_of(gradient, loss, directions, smoothing, ascent, ascent_scale)
     x0 = torch.as_tensor(x0, dtype=dtype).detach().reshape(-1)
+    segments, shapes = _layers(len(x0), segments, shapes)
     recorder = _Recorder(algorithm, num_clients)
     federation = Federation(
         algorithm,
         SoloLink(),
         dict.fromkeys(range(num_clients), make_oracle),
         Plan(num_clients, local_steps, participants, chosen, weights=weights),
-        Variables(x0, segments=None if segments is None else list(segments), ascent=ascent),
+        Variables(x0, segments=segments, ascent=ascent, shapes=shapes),
         sending,
         observer=recorder,
         poison=True,
@@ -110,6 +118,18 @@ def simulate(
     for _ in range(rounds):
         federation.run_round()
     return recorder.trace
+
+
+def _layers(
+    dim: int, segments: Sequence[slice] | None, shapes: Sequence[Sequence[int]] | None
+) -> tuple[list[slice] | None, tuple[tuple[int, ...], ...]]:
+    """(segments, shapes) of x as `Variables` has them."""
+    if shapes is None:
+        return None if segments is None else list(segments), ()
+    ends = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+    if segments is not None or ends[-1] != dim:
+        raise UserError(f"simulate: shapes = {shapes}: expected shapes with {dim} elements together, and no segments")
+    return [slice(*edges) for edges in itertools.pairwise(ends)], tuple(tuple(shape) for shape in shapes)
 
 
 def _oracle_of(
@@ -150,11 +170,11 @@ class _Recorder(Observer):
 
     def _between_rounds(self, federation: Federation) -> dict[int, Any]:
         """Rows of every client between two rounds: the averages, and its own rows."""
-        averaged = federation.store.averaged_rows()
-        return {
-            client.index: {name: averaged.get(name, getattr(client, name)).numpy().copy() for name in self._shown}
-            for client in federation.clients
-        }
+        averaged, found = federation.store.averaged_rows(), {}
+        for client in federation.clients:
+            rows = client.rows | averaged | {name: client.kept[SKIPPED][name] for name in client.skipped}
+            found[client.index] = {name: rows[name].numpy().copy() for name in self._shown}
+        return found
 
     def _server(self, federation: Federation) -> dict[str, Any]:
         rows = {name: row.numpy().copy() for name, row in federation.store.server_rows().items()}

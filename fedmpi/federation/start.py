@@ -21,8 +21,9 @@ def make_initial_estimates(federation: Parts, run_exchange: Callable[[Exchange, 
     while True:
         try:
             federation.enter_round(federation.plan.start)
-            if algorithm.exchanged_at_start:
-                run_exchange(Exchange(algorithm.exchanged_at_start, algorithm.start, algorithm.server_start), 0)
+            rows, numbers = algorithm.exchanged_at_start, algorithm.numbers_at_start
+            if rows or numbers:
+                run_exchange(Exchange(rows, algorithm.start, algorithm.server_start, numbers=numbers), 0)
             else:
                 work_alone(federation, lambda client, server: algorithm.start(client, server, client.oracle))
                 federation.use_averages(algorithm.server_start, range(federation.plan.num_clients))

@@ -14,7 +14,7 @@ from fedmpi.federation.parts import Parts
 from fedmpi.federation.variables import Iterate
 from fedmpi.ground.errors import UserError
 
-BEGINNING = ("aggregation", "codec")  # the parts whose `begin` may change what they keep
+BEGINNING = ("aggregation", "numbers", "codec")  # the parts whose `begin` may change what they keep
 
 
 def state_of(federation: Parts, begun: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def work_alone(
     """Do `action(client, server)` in the turn of some clients, None: all of this rank; nothing is averaged."""
     federation.store.begin_exchange((), is_first=True)
     for client in federation.clients if clients is None else clients:
-        federation.store.begin_turn(federation.clients.index(client))
+        federation.store.begin_turn(federation.clients.index(client), client.skipped)
         federation.private.give_back(client)
         action(client, federation.server_seen_by_clients)
         federation.private.take(client)

@@ -87,6 +87,8 @@ def _turn(federation: Federation, client: Client) -> dict[str, Any]:
     oracle: Any = client.oracle
     if losses := oracle.losses:
         own["losses"] = torch.stack([loss.detach() for loss in losses])
+    if len(client.numbers):
+        own["numbers"] = client.numbers
     own |= {f"before/{name}": value for name, value in federation.left_out.before_turn.items()}
     parts = {
         name.removeprefix(f"clients/{client.index}/"): value
@@ -141,6 +143,7 @@ def _end_turn(federation: Federation, client: Client, state: Mapping[str, Any]) 
         if name not in client.own:
             row.copy_(own[f"rows/{name}"])
     client.buffers.copy_(own["buffers"])
+    client.numbers.copy_(own.get("numbers", client.numbers))
     oracle: Any = client.oracle
     oracle.losses = list(own.get("losses", torch.empty(0)).to(device).unbind())
     before = {name.removeprefix("before/"): value for name, value in own.items() if name.startswith("before/")}

@@ -333,11 +333,14 @@ class OwnLoop:
         federation, losses = self.federation, self._client.oracle.losses
         found = {f"loop/before/{name}": value for name, value in copied(federation.left_out.before_turn).items()}
         found["loop/num_reported"] = federation.num_reported
+        if len(self._client.numbers):
+            found["loop/numbers"] = self._client.numbers.clone()
         return found | ({"loop/losses": torch.stack(losses)} if losses else {})
 
     def _restore_in_round(self, state: Mapping[str, Any]) -> None:
         federation, oracle = self.federation, self._client.oracle
         federation.num_reported = int(state["loop/num_reported"])
+        self._client.numbers.copy_(state.get("loop/numbers", self._client.numbers))
         oracle.losses = list(state.get("loop/losses", torch.empty(0)).to(federation.server.x.device).unbind())
         prefix = "loop/before/"
         before = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

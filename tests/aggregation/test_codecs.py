@@ -111,20 +111,24 @@ def test_every_set_of_places_is_as_likely_as_any_other(number):
 
 
 @pytest.mark.parametrize("codec", [Half(), RandomK(fraction=0.5)], ids=["half", "random_k"])
-@pytest.mark.parametrize("name", ["SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "CODASCA"])
+@pytest.mark.parametrize("name", ["SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "CODASCA", "Scaffnew", "FedDyn"])
 def test_control_variates_take_note_of_what_is_read(name, codec):
-    plain = {"prox_weight": 0.0} if name == "CODASCA" else {"fresh_weight": 1.0} if name != "SCAFFOLD" else {}
+    plain = {"CODASCA": {"prox_weight": 0.0}, "FedDyn": {"proximal_weight": 1.0}}.get(name, {})
+    plain |= {"fresh_weight": 1.0} if name.startswith("SCAFFOLDM") else {}
+    c = "h" if name == "FedDyn" else "c"
     trace = fedmpi.simulate(
         getattr(fedmpi.algorithms, name)(step_size=0.08, **plain), lambda i, x, sample: x.numpy() - OPTIMA[i],
         x0=[5.0, 5.0], rounds=100, local_steps=5, participants=lambda r: [r % 3, (r + 1) % 3],
         sending=Sending(codec=codec),
     )  # fmt: skip
     for rows in (record["rows"] for record in trace if record["step"] is None):
-        assert np.abs(rows["c"] - rows["c_i"].mean(0)).max() < 1e-12
+        assert np.abs(rows[c] - rows[f"{c}_i"].mean(0)).max() < 1e-12
     assert np.abs(trace[-1]["rows"]["x"][0] - OPTIMA.mean(0)).max() < 0.01
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fafed", "scaffold", "local_adam", "mimeadam", "fedavg_m_vr", "coda"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fafed", "scaffold", "local_adam", "mimeadam", "fedavg_m_vr", "coda", "feddyn"]
+)
 def test_a_codec_without_loss_changes_nothing(name):
     given = {"x0": [5.0, 5.0, 1.0], "rounds": 4, "num_clients": 3}
     algorithm = fedmpi.ground.registry.find("algorithm", name, fedmpi.algorithms, fedmpi.algorithms.Algorithm)()

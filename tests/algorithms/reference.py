@@ -53,6 +53,11 @@ def everywhere(x, f):
     return np.tile(x, (f.num, 1))
 
 
+def in_period(row, here, f, num_rounds, every):
+    """The participants' mean for every client if so many rounds are a multiple of `every`, otherwise what they have."""
+    return everywhere(row[here].mean(0), f) if num_rounds % every == 0 else row
+
+
 def steps(here, K):
     """(k, the clients that make local step k), for k = 0, 1, ..."""
     for k in range(max(K[i] for i in here)):
@@ -109,6 +114,73 @@ def scaffold(f, x, rounds, K, S, step_size, server_step_size=1.0, option="II", c
         c = c + (c_new - c_i).sum(0) / f.num
         c_i = c_new
         yield {"x": everywhere(x, f), "c_i": c_i, "c": c}
+
+
+def fednova(f, x, rounds, K, S, step_size, momentum=0.0, proximal_weight=0.0):
+    yield {"x": everywhere(x, f)}
+    for r in range(rounds):
+        x_i, buffer, eta = everywhere(x, f), np.zeros((f.num, x.size)), at(step_size, r)
+        for _, here in steps(S(r), K):
+            buffer[here] = momentum * buffer[here] + f(here, x_i, f.draw(here))
+            x_i[here] = x_i[here] - eta * (buffer[here] + proximal_weight * (x_i[here] - x))
+            yield {"x": x_i}
+        # a_i: how often each gradient is in the move, from the last to the first
+        kept, decayed = 1 - eta * proximal_weight, momentum
+        a = [sum(kept ** (n - j) * decayed**j for n in range(K[i]) for j in range(n + 1)) for i in range(f.num)]
+        tau_eff = np.mean([K[i] if proximal_weight else a[i] for i in S(r)])
+        x = x + tau_eff * np.mean([(x_i[i] - x) / a[i] for i in S(r)], axis=0)
+        yield {"x": everywhere(x, f)}
+
+
+def fedexp(f, x, rounds, K, S, step_size, epsilon):
+    yield {"x": everywhere(x, f)}
+    for r in range(rounds):
+        x_i = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            x_i[here] = x_i[here] - at(step_size, r) * f(here, x_i, f.draw(here))
+            yield {"x": x_i}
+        moves = x - x_i[S(r)]
+        mean = moves.mean(0)
+        x = x - max(1, (moves**2).sum() / (2 * len(S(r)) * (mean @ mean + epsilon))) * mean
+        yield {"x": everywhere(x, f)}
+
+
+def feddyn(f, x, rounds, K, S, step_size, proximal_weight):
+    gradients, h = np.zeros((f.num, x.size)), np.zeros(x.size)  # of the clients' own minima; -α times the mean of h_i
+    yield {"x": everywhere(x, f), "h_i": gradients, "h": h}
+    for r in range(rounds):
+        theta = everywhere(x, f)
+        for _, here in steps(S(r), K):
+            g = f(here, theta, f.draw(here)) - gradients[here] + proximal_weight * (theta[here] - x)
+            theta[here] = theta[here] - at(step_size, r) * g
+            yield {"x": theta, "h_i": -gradients / proximal_weight, "h": -h / proximal_weight}
+        for i in S(r):
+            gradients[i] = gradients[i] - proximal_weight * (theta[i] - x)
+        h = h - proximal_weight * sum(theta[i] - x for i in S(r)) / f.num
+        x = theta[S(r)].mean(0) - h / proximal_weight
+        yield {"x": everywhere(x, f), "h_i": -gradients / proximal_weight, "h": -h / proximal_weight}
+
+
+def scaffnew(f, x, rounds, K, S, step_size, probability=None):
+    h, shift = np.zeros((f.num, x.size)), np.zeros(x.size)
+    yield {"x": everywhere(x, f), "c": shift}
+    for r in range(rounds):
+        x_hat, gamma = everywhere(x, f), at(step_size, r)
+        rate = (1 / np.mean([K[i] for i in S(r)]) if probability is None else probability) / gamma
+        for _, here in steps(S(r), K):
+            x_hat[here] = x_hat[here] - gamma * (f(here, x_hat, f.draw(here)) - h[here])
+            yield {"x": x_hat, "c": shift}
+        new = x_hat[S(r)].mean(0)
+        if len(S(r)) == f.num:
+            h, shift = h + rate * (new - x_hat), rate * (x - new)  # the paper's line
+        else:  # c_i and c as in SCAFFOLD, h_i = c_i - c
+            c_i, share = h + shift, len(S(r)) / f.num
+            for i in S(r):
+                c_i[i] = c_i[i] - shift + rate * (x - x_hat[i])
+            shift = (1 - share) * shift + share * rate * (x - new)
+            h = c_i - shift
+        x = new
+        yield {"x": everywhere(x, f), "c": shift}
 
 
 def naive_adaptive_fedavg(f, x, rounds, K, S, step_size, second_moment_decay, epsilon, v0=0.0):
@@ -175,6 +247,7 @@ def fafed(
     fresh_weight=None,
     fresh_weight_scale=None,
     adaptive_matrix="diagonal",
+    v_every=1,
 ):
     beta, rho, q = second_moment_decay, epsilon, K[0]
 
@@ -210,8 +283,9 @@ def fafed(
             x_i[here] = x_i[here] - eta * m[here] / A
         yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
         if t % q == 0:
-            v, m, x_i = (everywhere(z[here].mean(0), f) for z in (v, m, x_i))
-            A = np.sqrt(v[0]) + rho
+            m, x_i = (everywhere(z[here].mean(0), f) for z in (m, x_i))
+            v = in_period(v, here, f, t // q, v_every)
+            A = np.sqrt(v[0]) + rho if t // q % v_every == 0 else A
             x_i = x_i - eta * m / A
             yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
 
@@ -231,6 +305,8 @@ def fafed_code(
     sync_order="code",
     prev_grad_scale=1.0,
     adaptive_matrix="diagonal",
+    m_every=1,
+    v_every=1,
 ):
     beta, rho, q = second_moment_decay, epsilon, K[0]
 
@@ -266,8 +342,9 @@ def fafed_code(
             x_i[here] = x_i[here] - eta * m[here] / A
         yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
         if t % q == 0:
-            v, m, x_i = (everywhere(z[here].mean(0), f) for z in (v, m, x_i))
-            A = np.sqrt(v[0]) + rho
+            x_i = everywhere(x_i[here].mean(0), f)
+            m, v = in_period(m, here, f, t // q, m_every), in_period(v, here, f, t // q, v_every)
+            A = np.sqrt(v[0]) + rho if t // q % v_every == 0 else A
             if sync_order == "paper":
                 x_i = x_i - eta * m / A
             yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
@@ -428,7 +505,7 @@ def diloco(
         yield {"x": everywhere(x, f), "m": m, "v": v, "b": b}
 
 
-def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon):
+def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, m_every=1, v_every=1):
     beta1, beta2, q = momentum, second_moment_decay, K[0]
     x_i, u, v = everywhere(x, f), np.zeros((f.num, x.size)), np.zeros((f.num, x.size))
     yield {"x": x_i, "m": u, "v": v}
@@ -440,8 +517,131 @@ def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, eps
         x_i[here] = x_i[here] - at(step_size, t) * u[here] / np.sqrt(v[here] + epsilon**2)
         yield {"x": x_i, "m": u, "v": v}
         if t % q == 0:
-            x_i, u, v = (everywhere(row[here].mean(0), f) for row in (x_i, u, v))
+            x_i = everywhere(x_i[here].mean(0), f)
+            u, v = in_period(u, here, f, t // q, m_every), in_period(v, here, f, t // q, v_every)
             yield {"x": x_i, "m": u, "v": v}
+
+
+def desloc(f, x, rounds, K, S, step_size, momentum=0.9, second_moment_decay=0.999, epsilon=1e-6, m_every=3, v_every=6):
+    """The authors' loop: averages come before a step, of what the step before it has left, and after the last one."""
+    q, start = K[0], np.zeros((f.num, x.size))
+    state, present = {"x": everywhere(x, f), "m": start, "v": start}, range(f.num)
+    yield dict(state)
+    for t in range(rounds * q + 1):
+        if t and t % q == 0:
+            periods = {"x": q, "m": q * m_every, "v": q * v_every}
+            for row, period in periods.items():
+                if t % period == 0:
+                    state[row] = everywhere(state[row][present].mean(0), f)
+            yield dict(state)
+        if t == rounds * q:
+            return
+        present = S(t // q)
+        g = np.zeros_like(start)
+        g[present] = f(present, state["x"], f.draw(present))
+        works = np.isin(np.arange(f.num), present)[:, None]
+        m = np.where(works, momentum * state["m"] + (1 - momentum) * g, state["m"])
+        v = np.where(works, second_moment_decay * state["v"] + (1 - second_moment_decay) * g * g, state["v"])
+        y = state["x"] - at(step_size, t + 1) * m / np.sqrt(v + epsilon**2)
+        state = {"x": np.where(works, y, state["x"]), "m": m, "v": v}
+        yield dict(state)
+
+
+def direction(x, moved, K, here, eta):
+    """Δ = -1/(|S| K η) Σ (x_i - x), K the mean number of steps."""
+    return -(moved[here] - x).sum(0) / (len(here) * np.mean([K[i] for i in here]) * eta)
+
+
+def fedadamw(
+    f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, alignment, decay, form="paper", segments=()
+):
+    beta1, beta2 = momentum, second_moment_decay
+    v_bar, delta = np.zeros(x.size), np.zeros(x.size)
+    yield {"x": everywhere(x, f), "v": everywhere(v_bar, f), "direction": delta}
+    for r in range(rounds):
+        x_i, m, v, eta = everywhere(x, f), np.zeros((f.num, x.size)), everywhere(v_bar, f), at(step_size, r)
+        for k, here in steps(S(r), K):
+            t = r * max(K) + k + 1
+            g = f(here, x_i, f.draw(here))
+            m[here] = beta1 * m[here] + (1 - beta1) * g
+            v[here] = beta2 * v[here] + (1 - beta2) * g**2
+            m_hat = m[here] / (1 - beta1 ** (t if form == "code" else k + 1))
+            step = m_hat / (np.sqrt(v[here] / (1 - beta2**t)) + epsilon) + alignment * delta + decay * x_i[here]
+            x_i[here] = x_i[here] - eta * step
+            yield {"x": x_i, "v": v, "direction": delta}
+        if form == "paper":
+            for block in segments:
+                v[:, block] = v[:, block].mean(1, keepdims=True)
+        delta, x, v_bar = direction(x, x_i, K, S(r), eta), x_i[S(r)].mean(0), v[S(r)].mean(0)
+        yield {"x": everywhere(x, f), "v": everywhere(v_bar, f), "direction": delta}
+
+
+def fedlada(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, alignment):
+    beta1, beta2, gamma = momentum, second_moment_decay, alignment
+    v_bar, delta = np.zeros(x.size), np.zeros(x.size)
+    yield {"x": everywhere(x, f), "v": everywhere(v_bar, f), "direction": delta}
+    for r in range(rounds):
+        x_i, m, v, eta = everywhere(x, f), np.zeros((f.num, x.size)), everywhere(v_bar, f), at(step_size, r)
+        for _, here in steps(S(r), K):
+            g = f(here, x_i, f.draw(here))
+            m[here] = beta1 * m[here] + (1 - beta1) * g
+            v[here] = beta2 * v[here] + (1 - beta2) * g**2
+            x_i[here] = x_i[here] - eta * ((1 - gamma) * m[here] / (np.sqrt(v[here]) + epsilon) + gamma * delta)
+            yield {"x": x_i, "v": v, "direction": delta}
+        delta, x, v_bar = direction(x, x_i, K, S(r), eta), x_i[S(r)].mean(0), v[S(r)].mean(0)
+        yield {"x": everywhere(x, f), "v": everywhere(v_bar, f), "direction": delta}
+
+
+def newton_schulz(matrix):
+    """[rows, columns] near U Vᵀ of the matrix's singular value decomposition: the polynomial of its singular values."""
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    s = s / (np.linalg.norm(matrix) + 1e-7)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return u @ np.diag(s) @ v
+
+
+def fedmuon(
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    momentum,
+    alignment,
+    matrix_factor,
+    first_moment_decay,
+    second_moment_decay,
+    epsilon,
+    shapes=(),
+):
+    beta1, beta2 = first_moment_decay, second_moment_decay
+    M_bar, delta = np.zeros(x.size), np.zeros(x.size)
+    ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+    layers = [(slice(a, b), shape) for a, b, shape in zip(ends, ends[1:], shapes)]
+    yield {"x": everywhere(x, f), "direction": delta}
+    for r in range(rounds):
+        x_i, M, eta = everywhere(x, f), everywhere(M_bar, f), at(step_size, r)
+        m, v = np.zeros((f.num, x.size)), np.zeros((f.num, x.size))
+        for k, here in steps(S(r), K):
+            g, O = f(here, x_i, f.draw(here)), np.zeros((f.num, x.size))
+            M[here] = momentum * M[here] + g
+            m[here] = beta1 * m[here] + (1 - beta1) * g
+            v[here] = beta2 * v[here] + (1 - beta2) * g**2
+            for layer, shape in layers:
+                for i in here:
+                    if len(shape) < 2:
+                        m_hat, v_hat = m[i, layer] / (1 - beta1 ** (k + 1)), v[i, layer] / (1 - beta2 ** (k + 1))
+                        O[i, layer] = m_hat / (np.sqrt(v_hat) + epsilon)
+                        continue
+                    matrix = M[i, layer].reshape(shape[0], -1)
+                    scale = matrix_factor * max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
+                    O[i, layer] = scale * newton_schulz(matrix).ravel()
+            x_i[here] = x_i[here] - eta * ((1 - alignment) * O[here] + alignment * delta)
+            yield {"x": x_i, "direction": delta}
+        delta, x, M_bar = direction(x, x_i, K, S(r), eta), x_i[S(r)].mean(0), M[S(r)].mean(0)
+        yield {"x": everywhere(x, f), "direction": delta}
 
 
 def mimeadam(
@@ -483,7 +683,7 @@ def mimeadam(
         yield {"x": everywhere(x, f), "m": m, "v": v, "c": everywhere(c, f)}
 
 
-def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, v0=None, refresh="before"):
+def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, v0=None, refresh="before", v_every=1):
     beta1, beta2 = momentum, second_moment_decay
     v_hat = np.maximum(1e-8, (f.first(x) ** 2).mean(0)) if v0 is None else np.full(x.size, v0)
     m, v = np.zeros((f.num, x.size)), everywhere(v_hat, f)
@@ -498,7 +698,8 @@ def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, 
                 if k < K[i] - 1 or refresh == "after":
                     x_i[i] = x_i[i] - a * m[i] / np.sqrt(v_hat)
             yield {"x": x_i, "m": m, "v": v, "v_hat": v_hat}
-        v_hat = np.maximum(v_hat, v[S(r)].mean(0))
+        if (r + 1) % v_every == 0:
+            v_hat = np.maximum(v_hat, v[S(r)].mean(0))
         if refresh == "before":
             x_i = x_i - a * m / np.sqrt(v_hat)
         x = x_i[S(r)].mean(0)
@@ -506,7 +707,18 @@ def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, 
 
 
 def fed_lamb(
-    f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, layer_decay=0.0, segments=(slice(None),)
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    momentum,
+    second_moment_decay,
+    epsilon,
+    layer_decay=0.0,
+    v_every=1,
+    segments=(slice(None),),
 ):
     beta1, beta2 = momentum, second_moment_decay
     v_hat = np.full(x.size, epsilon)
@@ -525,7 +737,8 @@ def fed_lamb(
                     ratio = length / norm if length > 0 and norm > 0 else 1.0
                     theta[i, layer] -= at(step_size, r) * ratio * u[layer]
             yield {"x": theta, "v_hat": v_hat}
-        x, v_hat = theta[S(r)].mean(0), np.maximum(v_hat, v[S(r)].mean(0))
+        x = theta[S(r)].mean(0)
+        v_hat = np.maximum(v_hat, v[S(r)].mean(0)) if (r + 1) % v_every == 0 else v_hat
         yield {"x": everywhere(x, f), "v_hat": v_hat}
 
 

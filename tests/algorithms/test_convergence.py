@@ -23,9 +23,11 @@ from fedmpi.algorithms import (
     FedAMS,
     FedAvg,
     FedAvgM,
+    FedDyn,
     FedProx,
     FedYogi,
     MimeAdam,
+    Scaffnew,
 )
 
 N, DIM, K = 3, 3, 3
@@ -63,6 +65,9 @@ FREE_OF_DRIFT = {
     "scaffold option I": SCAFFOLD(step_size=0.1, option="I"),
     "scaffold_m": SCAFFOLDM(step_size=0.1, fresh_weight=0.5),
     "scaffold_m_vr": SCAFFOLDMVR(step_size=0.1, fresh_weight=0.5),
+    "scaffnew": Scaffnew(step_size=0.1, probability=0.2),
+    # the penalty of a client that stands still at x* has the gradient -∇f_i(x*) there
+    "feddyn": FedDyn(step_size=0.1, proximal_weight=1.0),
     # clients step along c + ∇f_i(y) - ∇f_i(x), which is 0 at y = x = x*; ε bounds the step η / (√v + ε)
     "mimeadam": MimeAdam(step_size=0.1, momentum=0.5, second_moment_decay=0.8, epsilon=1.0),
     # no client moves: gradient descent
@@ -83,10 +88,17 @@ def test_methods_free_of_client_drift_reach_the_minimum(algorithm):
 
 
 @pytest.mark.parametrize(
-    ("cls", "settings"), [(SCAFFOLD, {}), (SCAFFOLDM, {"fresh_weight": 0.5}), (SCAFFOLDMVR, {"fresh_weight": 0.5})]
+    ("cls", "settings"),
+    [
+        (SCAFFOLD, {}),
+        (SCAFFOLDM, {"fresh_weight": 0.5}),
+        (SCAFFOLDMVR, {"fresh_weight": 0.5}),
+        (Scaffnew, {"probability": 0.2}),
+        (FedDyn, {"proximal_weight": 1.0}),
+    ],
 )
 def test_control_variates_need_only_some_of_the_clients(cls, settings):
-    """c is the mean over all clients, also of those that are absent."""
+    """c, or h, is the mean over all clients, also of those that are absent."""
     assert distance(cls(step_size=0.1, **settings), rounds=300, participants=lambda r: [r % N, (r + 1) % N]) < 1e-8
 
 

@@ -20,6 +20,7 @@ import fedmpi.algorithms
 from fedmpi import simulate
 from fedmpi.algorithms import (
     CELSGD,
+    DESLOC,
     FAFED,
     MBSTORM,
     SCAFFOLD,
@@ -31,20 +32,28 @@ from fedmpi.algorithms import (
     FAFEDCode,
     FedAdagrad,
     FedAdam,
+    FedAdamW,
     FedAMS,
     FedAvg,
     FedAvgM,
     FedAvgMVR,
     FedAvgServerMomentum,
+    FedDyn,
+    FedExP,
+    FedLADA,
     FedLAMB,
+    FedMuon,
+    FedNova,
     FedProx,
     FedYogi,
     LocalAdam,
     LocalAMSGrad,
     MimeAdam,
     NaiveAdaptiveFedAvg,
+    Scaffnew,
     schedules,
 )
+from fedmpi.algorithms.check import skipping_rows
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation
@@ -55,6 +64,7 @@ from fedmpi.oracles import FunctionOracle
 
 DIM = 5
 LAYERS = [slice(0, 2), slice(2, 3), slice(3, 5)]
+SHAPES = [(1, 2), (1,), (2, 1)]  # of these layers, for methods that need matrices
 X0 = np.array([1.0, -0.5, 0.0, 2.0, 0.3])
 
 
@@ -76,6 +86,14 @@ CASES = [
     (SCAFFOLD, {"step_size": 0.1}),
     (SCAFFOLD, {"step_size": 0.1, "server_step_size": 0.7, "c0": "gradient"}),
     (SCAFFOLD, {"step_size": 0.1, "option": "I"}),
+    (FedDyn, {"step_size": 0.1, "proximal_weight": 0.3}),
+    (FedExP, {"step_size": 0.1, "epsilon": 0.01}),
+    (FedNova, {"step_size": 0.1}),
+    (FedNova, {"step_size": 0.05, "momentum": 0.6}),
+    (FedNova, {"step_size": 0.1, "proximal_weight": 0.5}),
+    (FedNova, {"step_size": 0.05, "momentum": 0.6, "proximal_weight": 0.5}),
+    (Scaffnew, {"step_size": 0.1}),
+    (Scaffnew, {"step_size": 0.1, "probability": 0.2}),
     (STEM, {"step_size": 0.1, "fresh_weight": 0.3}),
     (STEM, {"step_size": 0.1, "fresh_weight_scale": 40.0}),
     (NaiveAdaptiveFedAvg, {"step_size": 0.1, "second_moment_decay": 0.8, "epsilon": 1e-8}),
@@ -88,6 +106,8 @@ CASES = [
         for option in (
             {"adaptive_matrix": "global"},
             {"adaptive_matrix": "adagrad_norm"},
+            {"v_every": 2},
+            {"v_every": 3, "adaptive_matrix": "global"},
         )
     ),
     *(
@@ -97,6 +117,10 @@ CASES = [
             {"sync_order": "paper", "first_step": "adaptive"},
             {"sync_order": "paper", "prev_grad_scale": 0.95},
             {"first_step": "adaptive", "prev_grad_scale": 0.95, "adaptive_matrix": "global"},
+            {"m_every": 2, "v_every": 3},
+            {"m_every": 3},
+            {"v_every": 2},
+            {"v_every": 2, "sync_order": "paper"},
         )
     ),
     *(
@@ -160,7 +184,40 @@ CASES = [
             "decay": 0.2,
         },
     ),
-    (LocalAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1}),
+    *(
+        (LocalAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1, **option})
+        for option in ({}, {"m_every": 2}, {"v_every": 3}, {"m_every": 3, "v_every": 2}, {"m_every": 9, "v_every": 9})
+    ),
+    (DESLOC, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1}),
+    (DESLOC, {"step_size": 0.05, "epsilon": 0.1, "m_every": 2, "v_every": 4}),
+    *(
+        (
+            FedAdamW,
+            {
+                "step_size": 0.05,
+                "momentum": 0.7,
+                "second_moment_decay": 0.8,
+                "epsilon": 0.1,
+                "alignment": 0.4,
+                "decay": 0.3,
+                "form": form,
+            },
+        )
+        for form in ("paper", "code")
+    ),
+    (FedLADA, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.1, "alignment": 0.6}),
+    (
+        FedMuon,
+        {
+            "step_size": 0.01,
+            "momentum": 0.7,
+            "alignment": 0.4,
+            "matrix_factor": 4.0,
+            "first_moment_decay": 0.6,
+            "second_moment_decay": 0.8,
+            "epsilon": 0.1,
+        },
+    ),
     *(
         (MimeAdam, {"step_size": 0.05, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 0.3, **option})
         for option in (
@@ -175,8 +232,11 @@ CASES = [
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8}),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "v0": 0.3}),
     (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "refresh": "after"}),
+    (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "v_every": 2}),
+    (LocalAMSGrad, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "v_every": 3, "refresh": "after"}),
     (FedLAMB, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 1e-3}),
     (FedLAMB, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 1e-3, "layer_decay": 0.1}),
+    (FedLAMB, {"step_size": 0.1, "momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 1e-3, "v_every": 2}),
     (FedAvgM, {"step_size": 0.1, "fresh_weight": 0.3}),
     (FedAvgM, {"step_size": 0.1, "fresh_weight": 0.3, "server_step_size": 0.15}),
     (FedAvgM, {"step_size": 0.03, "fresh_weight": 0.3, "server_step_size": 0.05, "form": "reparameterised"}),
@@ -228,8 +288,10 @@ def run_twin(cls, settings, num_clients, local_steps, rounds, participants, draw
     extra = {}
     if cls is CELSGD:
         extra["chosen"] = drawn
-    if cls is FedLAMB:
+    if cls in (FedLAMB, FedAdamW):
         extra["segments"] = LAYERS
+    if cls is FedMuon:
+        extra["shapes"] = SHAPES
     clients = reference.Clients(gradient, num_clients)
     K = local_steps if isinstance(local_steps, list) else [local_steps] * num_clients
     trace = twin_of(cls)(clients, X0, rounds, K, participants, **settings, **extra)
@@ -248,7 +310,7 @@ def run_ours(algorithm, num_clients, local_steps, rounds, participants, drawn=ch
         local_steps,
         participants=participants,
         chosen=drawn,
-        segments=LAYERS,
+        shapes=SHAPES,
     )
 
 
@@ -447,7 +509,11 @@ def test_absent_clients_keep_their_state_and_draw_nothing(cls, settings):
             for name in algorithm.client_rows:
                 np.testing.assert_array_equal(record["rows"][name][client], before["rows"][name][client])
         for name in algorithm.exchanged:
-            np.testing.assert_array_equal(record["rows"][name], np.tile(record["rows"][name][0], (num_clients, 1)))
+            rows, skips = record["rows"][name], name in skipping_rows(algorithm)
+            if skips and not (rows == rows[0]).all():  # it was not due
+                np.testing.assert_array_equal(rows[[*absent]], before["rows"][name][[*absent]])
+            else:
+                np.testing.assert_array_equal(rows, np.tile(rows[0], (num_clients, 1)))
         before = record
     asked.clear()
     simulate(algorithm, spy, X0, rounds=3, participants=lambda r: [1], chosen=lambda r: 1)
@@ -499,7 +565,7 @@ def run_rank(algorithm, link, clients, setup, weights=None):
         link,
         dict.fromkeys(clients, functools.partial(BufferedOracle, gradient)),
         Plan(num_clients, local_steps, participants, chosen=lambda r: participants(r)[-1], weights=weights),
-        Variables(torch.tensor(X0), torch.ones(2, dtype=torch.float64), LAYERS),
+        Variables(torch.tensor(X0), torch.ones(2, dtype=torch.float64), LAYERS, shapes=tuple(SHAPES)),
         poison=True,
     )
     seen = []

@@ -462,12 +462,24 @@ def test_a_stage_that_spoils_buffers_is_named():
         sees_batch_norm([Spoiler()])
 
 
-def test_buffers_that_would_pass_by_are_refused():
+def test_wide_buffers_pass_the_aggregation_or_are_refused():
+    lengths = []
+
     @dataclasses.dataclass(kw_only=True)
     class Hidden(MeanOfSlices):
         exposes_rows = False
 
-    for stages, aggregation, name in (([NormBound()], None, "norm_bound"), ([], Hidden(), "hidden")):
+        def average(self, out):
+            lengths.append((out.dtype, len(out)))
+            super().average(out)
+
+    @dataclasses.dataclass(kw_only=True)
+    class NoMean(Hidden):
+        is_mean = False
+
+    sees_batch_norm([], Hidden(), Total())
+    assert (torch.float64, 1) in lengths
+    for stages, aggregation, name in (([NormBound()], None, "norm_bound"), ([], NoMean(), "no_?mean")):
         with pytest.raises(UserError, match=f"^buffer '2.total' has float64 .* {name} would not see it"):
             sees_batch_norm(stages, aggregation, Total())
 

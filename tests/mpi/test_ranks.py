@@ -32,10 +32,10 @@ def gradient(client, x, sample):
     return (1 + client) * (x.double().numpy() - client) + 0.1 * noise
 
 
-def make_federation(link, algorithm, plan, oracle, x0):
+def make_federation(link, algorithm, plan, oracle, x0, sending=None):
     """This rank's part of a federation; `oracle(client)` makes a client's oracle."""
     mine = spread(plan.num_clients, link.size)[link.rank]
-    federation = Federation(algorithm, link, dict.fromkeys(mine, oracle), plan, Variables(x0), poison=True)
+    federation = Federation(algorithm, link, dict.fromkeys(mine, oracle), plan, Variables(x0), sending, poison=True)
     federation.start()
     return federation
 

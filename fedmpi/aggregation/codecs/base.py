@@ -21,7 +21,7 @@ class Codec(Part):
     up, and only the sum is read. Otherwise it writes one word for each value: every client's are read where a slice of
     them is reduced, and the result is written for its way back.
 
-    Numbers travel as they are, and so do float buffers beside the words of a linear codec. Of rows that are differences
+    Float buffers travel as they are beside the words of a linear codec. Of rows that are differences
     the algorithm gets what was read of them, so that what a client keeps and what the server knows stay equal.
 
     Attributes:

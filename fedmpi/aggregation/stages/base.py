@@ -31,7 +31,7 @@ class Sent:
 
     Attributes:
         client: its number. weight: in the average, which is applied later. moment: the `Moment`.
-        rows: name -> [dim] of the rows that this exchange averages, but for numbers; to be changed in place. If it
+        rows: name -> [dim] of the rows that this exchange averages; to be changed in place. If it
             averages the model's float buffers, too, these are one more row, "float buffers", of their own length, with
             0 for those that no client has changed.
         start: name -> [dim] copies of the same rows as the round began with them, 0 for differences: a client's move is
@@ -115,18 +115,17 @@ def apply_stage(
     weight: float,
     moment: Moment,
     kinds: dict[str, str],
-    sent: dict[str, torch.Tensor],
+    rows: dict[str, torch.Tensor],
     start_rows: Callable[..., dict[str, Any]],
 ) -> None:
-    """Let the rows that a client sends pass a stage; rows of numbers do not.
+    """Let the rows that a client sends pass a stage.
 
     Args:
         kinds: name -> kind of the exchanged rows; those that are not there are points.
-        sent: name -> what the client sends.
+        rows: name -> what the client sends.
         start_rows: function that returns the rows with which the round began, with ``is_copy`` to be overwritten.
     """
-    of = {row: kinds.get(row, "point") for row in sent}
-    rows = {row: values for row, values in sent.items() if of[row] != "number"}
+    of = {row: kinds.get(row, "point") for row in rows}
     if not rows:
         return
     kept = stage.kept_of[client] if stage.kept_rows else {}

@@ -1,0 +1,64 @@
+"""Scaffnew: control variates that are known from the moves alone."""
+
+import dataclasses
+
+from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
+from fedmpi.ground.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaffnew(Algorithm):
+    """Local SGD whose steps are corrected by h_i, which sums up how far the client was from the averages.
+
+    Source: Mishchenko, Malinovsky, Stich, Richtárik, "ProxSkip: Yes! Local Gradient Steps Provably Lead to
+    Communication Acceleration! Finally!", ICML 2022, arXiv:2202.09357, Algorithm 2.
+    Paper to code: x_i, x̂_i -> client.x; γ -> step_size; p -> probability; h_i -> client.c_i - server.c.
+    Invariant: c is the mean of c_i over all clients, absent ones too: the mean of h_i is 0.
+    Special cases: with p = 1/K, the default, it is SCAFFOLD with option II, which sends twice as much; p = 0 is FedAvg.
+
+    Differs from the paper: it draws before every step whether it averages, with probability p; here the number K of
+    local steps is the run's. Absent clients are not in the paper: they keep c_i, as in SCAFFOLD.
+
+    What is sent is the client's move, so that c_i and c change by the same values, also behind stages and codecs.
+    """
+
+    also_called = ("proxskip",)
+
+    step_size: float = setting(0.1, "γ, step size of the local steps", above=0)
+    probability: float | None = setting(
+        None, "p: h_i changes by p/γ (x - x_i); default: 1/K, K the mean number of local steps", least=0, most=1
+    )
+
+    kinds = {"x": "difference"}
+    server_rows = ("x_start", "c")
+    client_rows = ("c_i",)
+    downlink = ("x",)  # clients that were never absent know c from it
+
+    def server_start(self, server: Server) -> None:
+        """h_i = 0."""
+        server.x_start.copy_(server.x)
+
+    def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
+        """x_i <- x_i - γ (∇f_i(x_i; ξ) - h_i) with h_i = c_i - c."""
+        g = oracle.gradient(client.x, oracle.draw())
+        client.x.add_(g.sub_(client.c_i).add_(server.c), alpha=-self.eta(client))
+
+    def upload(self, client: Client, server: Server, oracle: Oracle) -> None:
+        """The client's move, x_i - x."""
+        client.x.sub_(server.x_start)
+
+    def sent(self, client: Client, server: Server) -> None:
+        """c_i <- c_i - c - p/γ (x_i - x), with the move as it was sent."""
+        client.c_i.sub_(server.c).sub_(client.x, alpha=self._rate(server))
+
+    def server_step(self, server: Server) -> None:
+        """c <- c + |S|/N mean(c_i⁺ - c_i), so that h_i <- h_i + p/γ (mean(x_j) - x_i); x <- mean(x_i)."""
+        share, rate = server.participation, self._rate(server)
+        server.c.mul_(1 - share).sub_(server.x, alpha=share * rate)
+        server.x_start.add_(server.x)
+        server.x.copy_(server.x_start)
+
+    def _rate(self, server: Server) -> float:
+        """p/γ."""
+        probability = 1 / server.num_steps if self.probability is None else self.probability
+        return probability / self.eta(server)

@@ -1,0 +1,151 @@
+"""Special cases and invariants of the methods that papers compare with today: FedDyn, FedAdamW, FedMuon, ..."""
+
+import functools
+
+import numpy as np
+import pytest
+import reference
+import torch
+from test_every_algorithm import FULL, PARTIAL, X0, gradient, run_rank
+
+from fedmpi import simulate
+from fedmpi.algorithms import SCAFFOLD, FedAdamW, FedAvg, FedDyn, FedLADA, FedMuon, Scaffnew
+from fedmpi.comm.solo import SoloLink
+from fedmpi.ground.errors import UserError
+
+ANY_PARTICIPATION = pytest.mark.parametrize("setup", [FULL, PARTIAL], ids=["full", "partial"])
+
+
+def moments(algorithm, setup, row="x", **options):
+    """A row after the start, after every local step and after every round."""
+    num_clients, local_steps, rounds, participants = setup
+    trace = simulate(algorithm, gradient, X0, num_clients, rounds, local_steps, participants, **options)
+    return np.array([record["rows"][row] for record in trace])
+
+
+def assert_equal(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@ANY_PARTICIPATION
+def test_scaffnew_is_scaffold_at_half_the_bytes(setup):
+    for row in ("x", "c", "c_i"):
+        ours, theirs = (moments(cls(step_size=0.1), setup, row) for cls in (Scaffnew, SCAFFOLD))
+        assert_equal(ours, theirs)
+
+
+@ANY_PARTICIPATION
+def test_scaffnew_that_never_changes_h_is_fedavg(setup):
+    assert_equal(moments(Scaffnew(step_size=0.1, probability=0.0), setup), moments(FedAvg(step_size=0.1), setup))
+
+
+@ANY_PARTICIPATION
+@pytest.mark.parametrize(
+    ("algorithm", "mean", "own"),
+    [
+        (FedDyn(step_size=0.1), "h", "h_i"),
+        (Scaffnew(step_size=0.1), "c", "c_i"),
+        (Scaffnew(step_size=0.1, probability=0.2), "c", "c_i"),
+    ],
+)
+def test_what_the_server_sums_up_is_the_mean_of_what_clients_do(algorithm, mean, own, setup):
+    """Also with weights and unequal numbers of steps."""
+    weights, uneven = [1.0, 2.0, 5.0], (3, [2, 4, 1].__getitem__, *setup[2:])
+    seen, federation = run_rank(algorithm, SoloLink(), range(3), uneven, weights=weights)
+    expected = sum(w * getattr(client, own) for w, client in zip(weights, federation.clients)) / sum(weights)
+    np.testing.assert_allclose(seen[-1][mean], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_feddyn_leaves_a_client_where_its_own_minimum_is_everybodys():
+    """h_i tends to -∇f_i(x) / α, which makes the clients' penalised minima equal."""
+    curvature, centre = np.array([1.0, 2.0, 3.0]), np.array([5.0, -1.0, 2.0])
+    minimum = (curvature * centre).sum() / curvature.sum()
+    trace = simulate(FedDyn(step_size=0.1, proximal_weight=0.5), lambda i, x, s: curvature[i] * (x - centre[i]), [0.0],
+                     rounds=600, local_steps=5)  # fmt: skip
+    rows = trace[-1]["rows"]
+    assert_equal(rows["x"][:, 0], np.full(3, minimum))
+    assert_equal(rows["h_i"][:, 0], -curvature * (minimum - centre) / 0.5)
+
+
+def first_steps(optimizer, num_steps):
+    """The iterates of a torch optimizer that it makes for x = X0 on client 0's samples 0, 1, ..."""
+    x = torch.tensor(X0, requires_grad=True)
+    optimizer, found = optimizer([x]), []
+    for sample in range(num_steps):
+        x.grad = torch.tensor(gradient(0, x.detach(), sample))
+        optimizer.step()
+        found.append(x.detach().numpy().copy())
+    return found
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_the_first_round_of_fedadamw_is_adamws(form):
+    settings = {"momentum": 0.7, "second_moment_decay": 0.8, "epsilon": 1e-3, "decay": 0.3}
+    found = moments(FedAdamW(step_size=0.05, **settings, form=form), (1, 4, 1, None))[1:5, 0]
+    adamw = functools.partial(torch.optim.AdamW, lr=0.05, betas=(0.7, 0.8), eps=1e-3, weight_decay=0.3)
+    assert_equal(found, first_steps(adamw, 4))
+
+
+def test_one_sample_alone_decides_the_size_of_a_step():
+    """Without memory a step is η g / (|g| + ε)."""
+    g = gradient(0, X0, 0)
+    memoryless = {"step_size": 0.05, "momentum": 0.0, "second_moment_decay": 0.0, "epsilon": 0.1, "alignment": 0.0}
+    for algorithm in (FedAdamW(**memoryless, decay=0.0), FedLADA(**memoryless)):
+        assert_equal(moments(algorithm, (1, 1, 1, None))[-1, 0], X0 - 0.05 * g / (np.abs(g) + 0.1))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [FedAdamW(alignment=1.0, decay=0.0), FedLADA(alignment=1.0), FedMuon(alignment=1.0, matrix_factor=2.0)],
+    ids=lambda algorithm: type(algorithm).__name__,
+)
+def test_the_direction_is_the_mean_local_step_divided_by_eta(algorithm):
+    """By which x moves, K times, in the next round, if the client's own part has no weight."""
+    rows = [record["rows"] for record in simulate(algorithm, gradient, X0, rounds=2, local_steps=4)]
+    rounds = [rows[0], rows[5], rows[10]]
+    x, direction = [r["x"][0] for r in rounds], [r["direction"] for r in rounds]
+    eta = algorithm.step_size
+    assert_equal(direction[1] * 4 * eta, x[0] - x[1])
+    assert_equal(direction[2] * 4 * eta, x[1] - x[2])
+    if not isinstance(algorithm, FedAdamW):  # whose own part always has the weight 1
+        assert np.array_equal(x[0], x[1])
+
+
+SHAPES = [(3, 2), (2, 3), (2, 2, 2), (3,), ()]
+DIM = 6 + 6 + 8 + 3 + 1
+
+
+def wide(client, x, sample):
+    i = np.arange(DIM)
+    return (1 + 0.5 * np.cos(client + i)) * (np.asarray(x) - client + 0.1 * i) + 0.1 * np.sin(3 * sample + i)
+
+
+def test_fedmuon_on_matrices_is_its_twin():
+    settings = {"step_size": 0.01, "momentum": 0.8, "alignment": 0.3, "matrix_factor": 5.0, "epsilon": 1e-3}
+    settings |= {"first_moment_decay": 0.6, "second_moment_decay": 0.8}
+    x0, participants = np.sin(np.arange(DIM)), [[0, 1, 2], [1], [0, 2], [0, 1, 2]].__getitem__
+    trace = simulate(FedMuon(**settings), wide, x0, 3, 4, 3, participants, shapes=SHAPES)
+    twin = reference.fedmuon(reference.Clients(wide, 3), x0, 4, [3] * 3, participants, **settings, shapes=SHAPES)
+    for record, expected in zip(trace, twin, strict=True):
+        np.testing.assert_allclose(record["rows"]["x"], expected["x"], rtol=1e-11, atol=1e-11)
+
+
+def test_one_client_without_alignment_makes_muons_steps():
+    """torch.optim.Muon computes the orthogonal factor in bfloat16: 8 bits."""
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    goal = torch.ones(4, 3, dtype=torch.float64)
+    settings = {"step_size": 0.05, "momentum": 0.9, "alignment": 0.0, "matrix_factor": 1.0}
+    trace = simulate(FedMuon(**settings), lambda i, z, s: z - 1, x.detach(), 1, 4, 5, shapes=[(4, 3)])
+    optimizer = torch.optim.Muon([x], lr=0.05, momentum=0.9, weight_decay=0.0, nesterov=False)
+    start = x.detach().clone()
+    for _ in range(20):
+        x.grad = x.detach() - goal
+        optimizer.step()
+    ours = torch.tensor(trace[-1]["rows"]["x"][0]).view(4, 3)
+    assert (ours - x.detach()).norm() < 0.03 * (ours - start).norm()
+
+
+def test_shapes_that_are_not_those_of_x():
+    for given in ({"shapes": [(2, 2)]}, {"shapes": [(5,)], "segments": [slice(0, 5)]}):
+        with pytest.raises(UserError, match="^simulate: shapes = .*: expected shapes with 5 elements together"):
+            simulate(FedMuon(), gradient, X0, **given)
