@@ -7,7 +7,7 @@ there is no list to edit.
 >>> fedmpi.algorithms.FAFED(step_size=0.01).second_moment_decay
 0.9
 >>> [name for name in dir(fedmpi.algorithms) if name.startswith("FedAd")]
-['FedAdagrad', 'FedAdam']
+['FedAdagrad', 'FedAdam', 'FedAdamW']
 """
 
 import sys

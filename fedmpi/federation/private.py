@@ -27,8 +27,9 @@ class PrivateParts:
 
     A client gets its private values back at the beginning of its turn, in every exchanged row, in the server's rows
     that it reads, and in the float buffers. At the end of the turn they are taken away and never sent: at the
-    private coordinates, the row x then has its initial values, and every other row has zeros. What the server computes
-    from an average, it computes for the private coordinates from the client's own values alone.
+    private coordinates, the row x then has its initial values, and every other row has zeros, as has x if it is sent
+    as a difference. What the server computes from an average, it computes for the private coordinates from the
+    client's own values alone.
 
     Source: Li et al., "FedBN", ICLR 2021 (batch-norm layers); Arivazhagan et al., "Federated Learning with
     Personalization Layers", 2019, arXiv:1912.00818 (the last layers).
@@ -96,6 +97,8 @@ class PrivateParts:
         for name in averaged:
             values[name].copy_(client.rows[name][self._at])
         self.clear(self._rows(client), client.buffers)
+        if self._store.layout.kinds.get("x") == "difference" and client.round_index >= 0:
+            client.rows["x"][self._at] = 0.0
 
     def compute(self, then: Callable[[Server], None] | None, clients: list[Client]) -> None:
         """Do for clients' private coordinates what the server does (`then(server)` or nothing); then `clean`."""

@@ -27,6 +27,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.ground.machine.cores import BY_LOAD, VARIABLES, choose_threads
 from fedmpi.ground.machine.devices import bind_to_near_cores, pick_device, set_arithmetic, warn_if_shared
 from fedmpi.ground.machine.memory import keep_freed_memory
+from fedmpi.ground.registry import command_name
 from fedmpi.ground.text import Log
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
@@ -288,7 +289,8 @@ def _plan(config, link, context, task, samplers):
     batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients])
     if config.rounds.local_epochs is not None:
         steps = np.maximum(1, np.round(config.rounds.local_epochs * batches)).astype(int).tolist()
-        if link.rank == 0 and task.dealer is None and max(steps) > UNEQUAL * min(steps):
+        keeps_objective = command_name(type(config.algorithm)) == "fednova" or task.dealer is not None
+        if link.rank == 0 and not keeps_objective and max(steps) > UNEQUAL * min(steps):
             log.warning(_about_unequal_steps(config, steps))
     else:
         steps = [config.rounds.local_steps] * context.num_clients
@@ -317,7 +319,7 @@ def _about_unequal_steps(config, steps):
     return (
         f"local_epochs = {config.rounds.local_epochs:g}: clients make {min(steps)} to {max(steps)} local steps a "
         f"round, so that where the rounds end is not the minimum of the mean loss with {weights}: who makes more steps "
-        "counts more; --local-steps gives all the same number"
+        "counts more; --algorithm fednova corrects this, --local-steps gives all the same number"
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from test_every_algorithm import FULL, PARTIAL, X0, gradient, run_rank
 
 from fedmpi import simulate
-from fedmpi.algorithms import SCAFFOLD, FedAdamW, FedAvg, FedDyn, FedLADA, FedMuon, Scaffnew
+from fedmpi.algorithms import SCAFFOLD, FedAdamW, FedAvg, FedDyn, FedExP, FedLADA, FedMuon, FedNova, Scaffnew
 from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import UserError
 
@@ -109,6 +109,47 @@ def test_the_direction_is_the_mean_local_step_divided_by_eta(algorithm):
     assert_equal(direction[2] * 4 * eta, x[1] - x[2])
     if not isinstance(algorithm, FedAdamW):  # whose own part always has the weight 1
         assert np.array_equal(x[0], x[1])
+
+
+@ANY_PARTICIPATION
+def test_fednova_with_equal_numbers_of_steps_is_fedavg(setup):
+    assert_equal(moments(FedNova(step_size=0.1), setup), moments(FedAvg(step_size=0.1), setup))
+
+
+def quadratics_end(algorithm, weights=None):
+    """Where two clients with f_1 = ½ x², f_2 = ½ (x - 1)² and with 1 and 10 small steps a round end."""
+    trace = simulate(algorithm, lambda i, x, s: x - i, [0.5], 2, 3000, lambda i: 1 + 9 * i, weights=weights)
+    return trace[-1]["rows"]["x"][0, 0]
+
+
+def test_fednova_keeps_the_objective_where_fedavg_changes_it():
+    """The minimum of the weighted loss is w_2 / (w_1 + w_2); FedAvg weighs each client by its steps, too."""
+    for weights, minimum in ((None, 0.5), ([10, 1], 1 / 11)):
+        steps = np.array([1, 10]) * (weights or [1, 1])
+        assert abs(quadratics_end(FedAvg(step_size=1e-3), weights) - steps[1] / steps.sum()) < 3e-3
+        assert abs(quadratics_end(FedNova(step_size=1e-3), weights) - minimum) < 3e-3
+        assert abs(quadratics_end(FedNova(step_size=1e-3, momentum=0.5), weights) - minimum) < 5e-3
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.6}, {"proximal_weight": 2.0}])
+def test_the_length_of_fednova_has_the_papers_closed_form(settings):
+    rho, mu, eta, tau = settings.get("momentum", 0), settings.get("proximal_weight", 0), 0.1, 7
+    momentum = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    expected = momentum if rho else (1 - (1 - eta * mu) ** tau) / (eta * mu)
+    assert FedNova(step_size=eta, **settings).length(tau, eta) == pytest.approx(expected, rel=1e-13)
+
+
+def test_fedexp_with_equal_moves_is_fedavg_and_moves_farther_the_more_they_differ():
+    def shared(client, x, sample):
+        return gradient(0, x, sample)
+
+    for settings in ({"gradient": shared}, {"gradient": gradient, "num_clients": 1}):
+        settings |= {"x0": X0, "rounds": 5, "local_steps": 3}
+        ends = [simulate(cls(step_size=0.1), **settings)[-1]["rows"]["x"] for cls in (FedExP, FedAvg)]
+        assert_equal(*ends)
+    # moves of two clients by a and b: mean of squares / 2 mean² = 2 for a = 3, b = -1
+    trace = simulate(FedExP(step_size=1.0, epsilon=1e-12), lambda i, x, s: x * 0 + [-3, 1][i], [0.0], 2, 1, 1)
+    assert trace[-1]["rows"]["x"][0, 0] == pytest.approx(max(1, (9 + 1) / 2 / (2 * 1)) * 1, rel=1e-9)
 
 
 SHAPES = [(3, 2), (2, 3), (2, 2, 2), (3,), ()]

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import fedmpi.algorithms
+from fedmpi.aggregation.sending import Sending
+from fedmpi.aggregation.stages.norm_bound import NormBound
+from fedmpi.algorithms import FedDyn
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation import Plan, Variables
@@ -20,6 +23,7 @@ START = torch.linspace(0, 1, DIM, dtype=torch.float64)
 ALGORITHMS = known(fedmpi.algorithms, Algorithm)
 # The one client that moves alone is drawn among all of them, so that others stand still.
 DRAWN = {"ce_lsgd"}
+COUPLED = {"fedexp"}  # the server's step depends on norms of all coordinates
 SETTINGS = {"coda": {"stage_rounds": 100}, "codasca": {"stage_rounds": 100}}
 
 
@@ -62,8 +66,23 @@ def test_what_is_private_differs_between_clients_and_nothing_else(name):
     assert torch.equal(models[:, 2:], models[:1, 2:].expand(3, DIM - 2))
     if name not in DRAWN:
         assert (models[:, :2].std(0) > 1e-3).all()
-    assert torch.allclose(federation.server.x[2:], shared.server.x[2:])  # as without private ones
+    if name not in COUPLED:
+        assert torch.allclose(federation.server.x[2:], shared.server.x[2:])  # as without private ones
     assert torch.equal(federation.server.x[:2], START[:2]), "the server has no private values"
+
+
+def test_what_stages_see_of_a_move_is_0_at_private_coordinates():
+    """Where the model begins with values that are not 0, a bound on the norm would be used up by them."""
+    start, private, sending = START + 1, PRIVATE, Sending(stages=[NormBound(bound=0.5)])
+    variables = Variables(start, None, [slice(0, 2), slice(2, DIM)], None, private)
+    found = []
+    for given in (variables, Variables(start[2:])):
+        oracles = dict.fromkeys(range(2), functools.partial(FunctionOracle, lambda i, x, sample: x - i))
+        federation = Federation(FedDyn(), SoloLink(), oracles, Plan(2, 3), given, sending)
+        federation.start()
+        federation.run_round()
+        found.append(federation.server.x[-4:])
+    assert torch.allclose(*found)
 
 
 def test_an_absent_client_keeps_what_it_has():

@@ -70,6 +70,9 @@ def test_unequal_numbers_of_local_steps(tmp_path, capfd, sizes):
         fedmpi.train(data=data, out=tmp_path, batch_size=10, weighting="samples", **words, **FEDAVG)
         expected = "local_epochs" in words and sizes[0] != sizes[1]
         assert ["clients make 2 to 8 local steps a round" in line for line in lines_of(capfd)] == [True] * expected
+    fednova = {**FEDAVG, "algorithm": "fednova", "local_epochs": 1.0}
+    fedmpi.train(data=data, out=tmp_path, batch_size=10, weighting="samples", **fednova)
+    assert not lines_of(capfd)
 
 
 def test_a_model_that_ends_in_softmax(tmp_path, capfd):
