@@ -74,8 +74,9 @@ class Aggregation(Slicing):
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         """Get the memory. Collective on the link; called once, before the first exchange."""
         self.link, self.layout, self.clients = link, layout, list(clients)
-        ends = link.allgather([len(self.clients)])[:, 0].astype(int).cumsum()
-        self.clients_of_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
+        ends = link.allgather([len(self.clients)], "machinery")[:, 0].astype(int).cumsum()
+        everyone = link.allgatherv(self.clients, "machinery").astype(int)
+        self.clients_of_ranks = [of.tolist() for of in np.split(everyone, ends[:-1])]
         self.block = self.allocate(layout.numel)
         self.start = self.block[:0]
         self.codec = None

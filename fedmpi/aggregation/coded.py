@@ -50,7 +50,7 @@ class MeanOfWords(Aggregation):
             words = self._written(self.start)
             self._total = self.block[self.moment.region][: len(words)].zero_()
         total = self._total
-        self.link.average(total, sum(self.weights.values()), total)
+        self.link.average(total, sum(self.weights.values()), total, "rows")
         num_words = len(total) - (len(out) - self._end)
         behind, words = total[num_words:].clone(), total[:num_words].clone()  # `out` may be the same memory
         out[self._end :] = behind

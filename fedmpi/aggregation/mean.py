@@ -48,7 +48,7 @@ class Mean(Aggregation):
             torch.add(region, self._sums[level - 1][place], out=self._sums[level][place])
 
     def average(self, out: torch.Tensor) -> None:
-        self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out)
+        self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out, "rows")
 
     def reorder_end(self, order: torch.Tensor) -> None:
         for total in self._sums:

@@ -55,7 +55,7 @@ class Reproducible(Aggregation):
     def average(self, out: torch.Tensor) -> None:
         vectors, link = [slot[self.moment.region][: out.numel()] for slot in self._slots], self.link
         partials = self._partials.renumbered(link.members) if link.lost else self._partials
-        link.combine(vectors, partials, sum(self.weights.values()), out)
+        link.combine(vectors, partials, sum(self.weights.values()), out, "partial sums")
 
     def reorder_end(self, order: torch.Tensor) -> None:
         for slot in self._slots:

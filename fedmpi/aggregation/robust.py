@@ -99,8 +99,8 @@ class CentredClipping(Robust):
             return start
 
         unused = torch.empty_like(out)
-        self.link.exchange_slices([row.clone() for row in self.kept_regions()], measure, unused)
-        norms = torch.from_numpy(self.link.allgather(squares.numpy())).sum(0).sqrt()
+        self.link.exchange_slices([row.clone() for row in self.kept_regions()], measure, unused, kind="slices")
+        norms = torch.from_numpy(self.link.allgather(squares.numpy(), "norms")).sum(0).sqrt()
         factors = (self.radius / norms).clamp(max=1).tolist()
 
         def clip(slices: Slices) -> torch.Tensor:

@@ -24,7 +24,7 @@ def check_average(federation: Parts, names: tuple[str, ...]) -> None:
     rows, when = federation.store.averaged_rows(), when_in(federation.server.round_index)
     rows = {name: rows[name] for name in names}
     bad = [name for name, row in rows.items() if not _is_finite(row)]
-    of_ranks = link.allgather([bool(bad), *map(_digest, rows.values())])
+    of_ranks = link.allgather([bool(bad), *map(_digest, rows.values())], "average digests")
     if of_ranks[:, 0].any():
         row = bad[0] if bad else "of another rank"
         raise Diverged(f"{when}: {aggregation.called} made values of row {row} that are not finite")

@@ -69,7 +69,7 @@ class Tail:
             return
         wide = self.wide[: self.sent.sent_sizes[1]]
         if wide.numel():
-            aggregation.link.average(wide, sum(aggregation.weights.values()), wide)
+            aggregation.link.average(wide, sum(aggregation.weights.values()), wide, "buffers")
         self.sent.unpack((self._layout.behind(block), self.wide), self.values)
 
     def send(self, flags: list[int], aggregation: Aggregation) -> None:

@@ -87,7 +87,7 @@ class Recorded:
             )
         self.passes = Passes(self._objects)
         # A checkpoint is written before the next step then: until its optimizer step, schedules may follow this one.
-        self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late]).any())
+        self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late], "machinery").any())
         self._pending: dict[str, Any] | None = None  # the state of such a checkpoint
         self._hook: Any = None
         # Of a meeting within a round: what is left of it, after which local step all ranks take their states for it

@@ -151,7 +151,7 @@ def of_clients(
     # A rank without any test data has measured nothing.
     columns: list[Any] = [of_metric if len(of_metric) else [math.nan] * len(numbers) for of_metric in values.values()]
     table = np.column_stack([numbers, *columns])
-    numbers, *columns = link.allgatherv(table.ravel()).reshape(-1, table.shape[1]).T
+    numbers, *columns = link.allgatherv(table.ravel(), "evaluation").reshape(-1, table.shape[1]).T
     clients = dict(zip(values, columns)) if numbers.any() else {}
     means = [averages(name, column, numbers, weighting) for name, column in clients.items()]
     return {name: value for of_metric in means for name, value in of_metric.items()}, clients

@@ -177,8 +177,8 @@ class _CountingLink(SoloLink):
         super().__init__()
         self.lengths: list[int] = []
 
-    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-        super().average(block, divisor, out)
+    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor, kind: str = "own") -> None:
+        super().average(block, divisor, out, kind)
         self.lengths.append(block.numel())
 
 

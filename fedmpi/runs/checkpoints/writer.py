@@ -113,7 +113,7 @@ class Checkpoints:
             self._thread.join()
         if run.federation.requests & LASTING:
             self._thread.join(SHARE_OF_ROUND * self._seconds)
-            found = link.allgather([self._thread.is_alive(), bool(self._thread.problem)])
+            found = link.allgather([self._thread.is_alive(), bool(self._thread.problem)], "checkpoints")
             if not found[:, 0].any():
                 self._end(found[:, 1].any())
 
@@ -131,7 +131,7 @@ class Checkpoints:
         """Wait for what is being written, and complete it."""
         if self._thread is not None:
             self._thread.join()
-            self._end(self._run.link.allgather([bool(self._thread.problem)]).any())
+            self._end(self._run.link.allgather([bool(self._thread.problem)], "checkpoints").any())
 
     def restore(self):
         """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
@@ -177,7 +177,8 @@ class Checkpoints:
         """See `_complete`: of the checkpoint that is written now."""
         paths = {client: self._client_file(written.number, client) for client in self._run.clients}
         own_rows = [(client, *written.sizes[path.name]) for client, path in paths.items()]
-        everyone = self._run.link.allgatherv([number for row in own_rows for number in row]).reshape(-1, 3).astype(int)
+        numbers = [number for row in own_rows for number in row]
+        everyone = self._run.link.allgatherv(numbers, "checkpoints").reshape(-1, 3).astype(int)
         present = {client: [written.number, *sizes] for client, *sizes in everyone.tolist()}
         return {**dict.fromkeys(range(self._run.num_clients)), **self._complete.get(self.done, {}), **present}
 
