@@ -62,6 +62,8 @@ class Aggregation(Slicing):
     needs_start: ClassVar[bool] = False
     # Whether it sends rows by `reduce_slices` alone: they may then travel in a codec that is not linear.
     takes_codecs: ClassVar[bool] = False
+    # Which kinds of messages, of `fedmpi.comm.crosses.KINDS`, its `average` sends.
+    crosses: ClassVar[frozenset[str]] = frozenset({"slices"})
     # How many clients have to take part in every exchange.
     least_clients: ClassVar[int] = 1
     # Whether `out` may be shorter than what was added: float buffers that no client has changed stand last and are left

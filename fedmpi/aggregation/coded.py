@@ -21,6 +21,7 @@ class MeanOfWords(Aggregation):
 
     is_base = True  # `mean` becomes it
     name = "mean"
+    crosses = frozenset({"rows"})
     is_mean = True
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
@@ -68,6 +69,7 @@ class MeanOfSlices(Aggregation):
 
     is_base = True  # `mean` becomes it
     name = "mean"
+    crosses = frozenset({"slices"})
     is_mean = True
 
     def average(self, out: torch.Tensor) -> None:

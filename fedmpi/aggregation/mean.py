@@ -15,6 +15,7 @@ from fedmpi.comm.link import Link
 class Mean(Aggregation):
     """The mean by one Allreduce of what the clients of each rank add up to."""
 
+    crosses: ClassVar[frozenset[str]] = frozenset({"rows"})
     is_mean: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True

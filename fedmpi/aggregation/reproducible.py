@@ -19,6 +19,7 @@ class Reproducible(Aggregation):
     See `fedmpi.comm.summation_order`. A rank keeps a partial sum for each largest subtree that it holds alone.
     """
 
+    crosses: ClassVar[frozenset[str]] = frozenset({"partial sums"})
     is_reproducible: ClassVar[bool] = True
     is_mean: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True

@@ -22,6 +22,7 @@ class Robust(Aggregation):
     """Base of these rules."""
 
     is_base = True
+    crosses: ClassVar[frozenset[str]] = frozenset({"slices"})
     least_clients: ClassVar[int] = 2
     takes_codecs: ClassVar[bool] = True
 
@@ -85,6 +86,7 @@ class CentredClipping(Robust):
     """
 
     name = "centred_clipping"
+    crosses: ClassVar[frozenset[str]] = frozenset({"slices", "norms"})
     needs_start = True
 
     radius: float = setting(1.0, "τ, largest norm of a client's move in an exchange", above=0)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 OWN = "own"  # the kind of a message whose sender names none: code of the user
 
@@ -132,8 +132,8 @@ _KINDS = {
     ),
     # The data, before training.
     "file facts": Kind(
-        "of each client's data: type and shape of a sample, number and names of the classes, names of the features, and of "
-        "tables the mean and deviation of each column",
+        "of each client's data: type and shape of a sample, number and names of the classes, names of the features, of "
+        "tables also the mean and deviation of each column",
         only_if="tasks of classes: classification, auc, Datasets with labels",
         when="before training, once",
         kept="model.json",
@@ -232,7 +232,13 @@ KINDS: Mapping[str, Kind] = types.MappingProxyType(_KINDS)
 
 
 class Crossed(set[str]):
-    """The kinds of messages that a rank has exchanged with others so far; what has no bytes is none."""
+    """The kinds of messages that a rank has exchanged with others so far; what has no bytes is none.
+
+    Attributes:
+        tell: function without arguments, called when there is another kind.
+    """
+
+    tell: Callable[[], object] = staticmethod(lambda: None)
 
     def note(self, kind: str, nbytes: int) -> None:
         """Take note of a message.
@@ -240,10 +246,12 @@ class Crossed(set[str]):
         Raises:
             ValueError: if the kind is not one of `KINDS`.
         """
+        if kind in self or not nbytes:
+            return
         if kind not in KINDS:
             raise ValueError(f"message of kind {kind!r}: expected one of {', '.join(KINDS)}")
-        if nbytes:
-            self.add(kind)
+        self.add(kind)
+        self.tell()
 
 
 def as_rows(names: Iterable[str]) -> list[tuple[str, ...]]:
@@ -251,4 +259,4 @@ def as_rows(names: Iterable[str]) -> list[tuple[str, ...]]:
     chosen = {*names}
     header = ("kind", "what leaves a silo", "only if", "when", "to", "kept by rank 0 in")
     found = ((name, kind) for name, kind in KINDS.items() if name in chosen)
-    return [header, *((name, one.carries, one.only_if, one.when, one.to, one.kept) for name, one in found)]
+    return [header, *((name, kind.carries, kind.only_if, kind.when, kind.to, kind.kept) for name, kind in found)]

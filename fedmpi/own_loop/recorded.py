@@ -27,6 +27,7 @@ from fedmpi.own_loop.recording import TASK, Recording
 from fedmpi.runs.checkpoints.within import LONG
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.crossed import Crossing
 from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.meeting import Later, Steps, at_once, meeting
 from fedmpi.runs.loop.part import Now, OwnPart
@@ -126,6 +127,7 @@ class Recorded:
         self._checkpoints, position = Checkpoints(self._run, of_folder, self._state_of_parts), 0
         self._saving, self._stopping = Saving(self._checkpoints, may_fail=True), Stopping(self._signals, self._stop)
         parts = [
+            Crossing(),
             Measuring(loop, recording),
             *recording.parts,
             AgreedRecords(recording.verbose),

@@ -60,6 +60,9 @@ class BlackBoxAttack(BaseTask):
         path = [] if data == "digits" else [find_file(data, data_dir)]
         return {f"task.classifier = {folder}": [folder / MODEL_AND_ROWS], f"data of {folder}: {data}": path}
 
+    def crosses(self, is_personal):
+        return {"recognised"}
+
     def load(self, context, partition):
         classifier, source = load_classifier(self.classifier, context)
         if partition.by_class:

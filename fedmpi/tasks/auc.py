@@ -52,6 +52,9 @@ class DeepAUC(Classification):
         1.0, "step size of w divided by that of the other variables, for algorithms with a single step size", above=0
     )
 
+    def crosses(self, is_personal):
+        return super().crosses(is_personal) - {"test counts"} | {"outputs"}
+
     def load(self, context, partition):
         return LoadedAUC(self, context, *self.open(context, partition))
 

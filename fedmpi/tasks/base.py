@@ -86,6 +86,13 @@ class BaseTask:
         """
         return {}
 
+    def crosses(self, is_personal: bool) -> set[str]:
+        """Which kinds of messages (`fedmpi.comm.crosses.KINDS`) it may send, besides those of every run.
+
+        `is_personal`: see `RankContext`.
+        """
+        return set()
+
     def load(self, context: RankContext, partition: Any) -> Any:
         """Read what this rank's clients train on.
 

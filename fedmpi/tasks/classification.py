@@ -96,6 +96,12 @@ class Classification(BaseTask):
             return {"task.data = digits": [digits_file()]}
         return common_files(self, context)
 
+    def crosses(self, is_personal):
+        found = {"file facts", "class counts", *(["outputs"] if self.metrics else [])}
+        if has_own_files(self):
+            return found | {"labels", "scales", "names", "test counts"}
+        return found | {"samples", *(["test counts"] if is_personal else [])}
+
     def load(self, context, partition):
         if partition.redeal:
             return _DealtClassification(self, context, partition, *self.open(context, partition))

@@ -100,6 +100,11 @@ class Datasets(Task):
     def test(self):
         return self.test_set
 
+    def crosses(self, is_personal):
+        if self.kind != "classification":
+            return super().crosses(is_personal)
+        return {"file facts", "class counts", "labels", *(["test counts"] if is_personal else [])}
+
     def load(self, context, partition):
         number = context.num_clients
         if not callable(self.train_sets) and len(self.train_sets) != number:

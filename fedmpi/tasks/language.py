@@ -60,6 +60,9 @@ class Language(BaseTask):
     def common_files(self, context):
         return common_files(self, context)
 
+    def crosses(self, is_personal):
+        return {"words"} if has_own_files(self) else {"words", "texts"}
+
     def load(self, context, partition):
         if has_own_files(self):
             texts = [Text(own_file(self, context, client)) for client in context.clients]

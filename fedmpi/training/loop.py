@@ -23,6 +23,7 @@ from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manif
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.crossed import Crossing
 from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.part import Now
 from fedmpi.runs.loop.records import Records
@@ -236,6 +237,7 @@ def _assemble(job, recorder, folder, identity, callbacks, signals):
     loop = Loop(
         run,
         [
+            Crossing(),
             Dealing(task),
             Replicas(federation, config.faults.check_replicas),
             evaluating,
