@@ -84,7 +84,8 @@ _KINDS = {
     "rows": Kind(
         "the sum of the rows of each rank's clients, times their weights: the model's parameters, other vectors of the "
         "algorithm (momentum), and the model's running means and variances; of a rank with one client, this is that "
-        "client's model. Layers of --private stay. With --codec, fewer numbers stand for them",
+        "client's model. For layers of --private, their initial values or zeros are sent. With --codec, fewer numbers stand "
+        "for all",
         only_if="--aggregation mean, the default",
         when="in every round, once for each exchange of the algorithm",
         to="all ranks get the total; on the way to it, other ranks receive what one rank sends, and the ranks of a "
