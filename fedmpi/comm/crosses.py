@@ -41,7 +41,7 @@ _KINDS = {
         when="before training and after it, once each",
     ),
     "file digests": Kind(
-        "a fingerprint of each data file (SHA-256 with random salt: equal for equal files, and says nothing else)",
+        "a salted fingerprint (SHA-256) of each data file, by which who has a copy of the file can recognise it",
         when="before a file that all ranks share is opened, and before round 1",
         kept="data.json",
     ),
@@ -84,8 +84,8 @@ _KINDS = {
     "rows": Kind(
         "the sum of the rows of each rank's clients, times their weights: the model's parameters, other vectors of the "
         "algorithm (momentum), and the model's running means and variances; of a rank with one client, this is that "
-        "client's model. For layers of --private, their initial values or zeros are sent. With --codec, fewer numbers stand "
-        "for all",
+        "client's model. In the place of layers that are --private, their initial values or zeros are sent. With "
+        "--codec, fewer numbers stand for them",
         only_if="--aggregation mean, the default",
         when="in every round, once for each exchange of the algorithm",
         to="all ranks get the total; on the way to it, other ranks receive what one rank sends, and the ranks of a "

@@ -4,6 +4,7 @@ from typing import Any
 
 from fedmpi.aggregation.sending import in_codec
 from fedmpi.comm.crosses import OWN
+from fedmpi.tasks.custom import Task
 
 EVERY_RUN = ("machinery", "settings", "run", "file digests", "sample counts", "losses", "average digests", "evaluation")
 IN_CASE = ("errors", "checkpoints")  # of any run
@@ -18,6 +19,7 @@ def kinds_of(config: Any) -> set[str]:
     found |= {"buffers", "model"} if config.task.has_model else {"model"}
     found |= {"left out"} if config.faults.faulty == "leave_out" else set()
     found |= {"silo models"} if studies.cross_site else set()
-    parts = [*sending.as_objects().values(), config.task]
+    # A task of the class `Task` sends nothing by itself.
+    parts = [*sending.as_objects().values(), *([] if isinstance(config.task, Task) else [config.task])]
     is_own = any(type(part).__module__.partition(".")[0] != "fedmpi" for part in parts)
     return found | ({OWN} if is_own else set())

@@ -115,9 +115,8 @@ def install():
         method = getattr(MPI.Intracomm, name)
         if name.startswith(MAKING) and not name.startswith(QUIET):
             setattr(Recorded, name, making(method))
-        elif callable(method) and (name[0].isupper() or name in ("send", "bcast", "allgather", "gather", "allreduce")):
-            if not name.startswith(QUIET):
-                setattr(Recorded, name, recorded(name, method))
+        elif callable(method) and name[0].isupper() and not name.startswith(QUIET):
+            setattr(Recorded, name, recorded(name, method))  # those in lower case pickle, and are not used
     LAZY.COMM_WORLD = MPI.COMM_WORLD = Recorded(MPI.COMM_WORLD)
     _watch_memory(recorder)
     return recorder

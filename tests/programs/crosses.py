@@ -4,6 +4,7 @@ Prints for each door a line of JSON: the kinds of messages that were seen, those
 settings say ("" if there are none), and lines about messages that nothing declares.
 """
 
+import contextlib
 import json
 import pathlib
 import sys
@@ -21,6 +22,7 @@ import fedmpi
 from fedmpi.cli.doctor.__main__ import main as doctor
 from fedmpi.cli.evaluate.__main__ import main as evaluate
 from fedmpi.cli.train import main as train_main
+from fedmpi.ground.errors import UserError
 from fedmpi.training import loop
 from fedmpi.training.crossing import kinds_of
 
@@ -51,7 +53,7 @@ def files(name, write):
     folder = OUT / f"data-{name}"
     if COMM.rank == 0 and not folder.exists():
         folder.mkdir()
-        for client in range(2):
+        for client in range(COMM.size):
             with h5py.File(folder / f"silo_{client}.h5", "w") as file:
                 write(file, client)
     raw(lambda comm: comm.barrier())
@@ -93,10 +95,19 @@ def data(client, number=30):
     return TensorDataset(inputs, (inputs.sum(1) > 0).long())
 
 
+def numbers(client):
+    inputs, classes = data(client).tensors
+    return TensorDataset(inputs, classes.float())
+
+
 def net():
     torch.manual_seed(0)
     layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
     return torch.nn.Sequential(*layers)
+
+
+def digits_net(shape, num_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
 
 
 def own_task(**members):
@@ -107,7 +118,8 @@ def own_task(**members):
         return (outputs.argmax(1) == targets).double().mean()
 
     members = {"metrics": {"right": measure}, "outputs": "scores", **members}
-    return fedmpi.Task.of("Own", train=lambda client, number: data(client), loss=loss, **members)()
+    members = {"train": lambda client, number: data(client), **members}
+    return fedmpi.Task.of("Own", loss=loss, **members)()
 
 
 def run(*words):
@@ -115,7 +127,16 @@ def run(*words):
 
     def go(name):
         common = "--algorithm fedavg --rounds 3 --local-steps 2 --batch-size 8 --threads 1 --eval-every 2"
-        train_main([*common.split(), "--out", str(OUT), "--name", name, *(each() if callable(each) else each for each in words)])
+        train_main(
+            [
+                *common.split(),
+                "--out",
+                str(OUT),
+                "--name",
+                name,
+                *(each() if callable(each) else each for each in words),
+            ]
+        )
 
     return go
 
@@ -171,13 +192,66 @@ def measured(name):
     evaluate([str(OUT / name)])
 
 
+def attacked(name):
+    run("--model", "mlp")(name)
+    train_main(
+        f"--task attack --task.classifier {OUT / name} --task.target-class 1 --algorithm fedzo --rounds 2 "
+        f"--threads 1 --out {OUT / name} --name attack".split()
+    )
+
+
+def failing(name):
+    """One rank has an error before the run."""
+    members = {"train": lambda client, number: data(client, 30 if client == 0 else 0)}
+    with contextlib.suppress(UserError):
+        call(task=lambda: own_task(**members), model=net)(name)
+
+
 def silos():
     return files("table", table)
 
 
+def scattered():
+    """One file whose samples of a client lie in many chunks."""
+    path = OUT / "scattered.h5"
+    if COMM.rank == 0:
+        labels = np.arange(80) % 4
+        with h5py.File(path, "w") as file:
+            for split in SIZES:
+                file.create_dataset(f"{split}/images", data=np.random.default_rng(0).random((80, 6)), chunks=(8, 6))
+                file[f"{split}/labels"] = labels
+    raw(lambda comm: comm.barrier())
+    return str(path)
+
+
+class Counting(torch.nn.Module):
+    """A model with a float64 buffer that changes, in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, inputs):
+        if self.training:
+            self.seen += inputs.shape[0]
+        return self.layer(inputs)
+
+
+def faulty(client, number):
+    """The data of a client, of which the last one has inputs that are not finite."""
+    found = data(client)
+    found.tensors[0][:] = torch.nan if client == number - 1 else found.tensors[0]
+    return found
+
+
+LANGUAGE = ("--task", "language", "--task.bptt", "5", "--data")
 DOORS = {
     "digits": run(),
-    "scattered": run("--partition", "iid", "--task.metrics", "f1,auroc"),
+    "metrics": run("--task.metrics", "f1,auroc"),
+    "scattered": run("--partition", "iid", "--data", scattered),
+    "attack": attacked,
+    "error": failing,
     "silos": run("--data", silos),
     "silos in shared memory": run("--data", silos, "--transport", "shared"),
     "silos with metrics": run("--data", silos, "--task.metrics", "f1,auroc", "--holdout", "0.2"),
@@ -187,8 +261,8 @@ DOORS = {
     "baselines": run("--data", silos, "--baselines", "local,pooled,tuned", "--cross-site", "true"),
     "auc": run("--task", "auc", "--holdout", "0.2"),
     "auc of silos": run("--task", "auc", "--data", silos),
-    "language of silos": run("--task", "language", "--model", "lstm", "--data", lambda: files("text", text), "--task.bptt", "5"),
-    "language": run("--task", "language", "--model", "lstm", "--data", lambda: files("text", text).format(client=0), "--task.bptt", "5"),
+    "language of silos": run(*LANGUAGE, lambda: files("text", text)),
+    "language": run(*LANGUAGE, lambda: files("text", text).format(client=0)),
     "segmentation": call(task="segmentation", model=pixels, data=lambda: files("masks", masks)),
     "segmentation of one file": call(
         task="segmentation", model=pixels, data=lambda: files("masks", masks).format(client=0)
@@ -201,22 +275,30 @@ DOORS = {
     "reproducible": run("--aggregation", "reproducible", "--clients", "4", "--transport", "shared"),
     "half": run("--codec", "half"),
     "random k": run("--codec", "random_k"),
-    "left out": run("--faulty", "leave_out", "--checkpoint-every", "1", "--check-replicas", "1"),
+    "left out": call(
+        task=lambda: own_task(train=faulty, metrics={}),
+        model=net,
+        faulty="leave_out",
+        checkpoint_every=1,
+        check_replicas=1,
+        clients=2 * COMM.size,
+    ),
+    "buffers": call(task=lambda: own_task(test=lambda: data(5)), model=Counting),
     "dealt again": run("--partition.redeal", "true"),
     "resumed": resumed,
     "evaluate": measured,
     "doctor": lambda name: doctor(["--out", str(OUT)]),
-    "datasets": call(data=lambda: [data(0), data(1)], test_data=lambda: data(5), model=net),
+    "datasets": call(data=lambda: [data(k) for k in range(COMM.size)], test_data=lambda: data(5), model=net),
     "regression": call(
-        data=lambda: [TensorDataset(d.tensors[0], d.tensors[1].float()) for d in (data(0), data(1))],
-        test_data=lambda: TensorDataset(data(5).tensors[0], data(5).tensors[1].float()),
+        data=lambda: [numbers(client) for client in range(COMM.size)],
+        test_data=lambda: numbers(9),
         task="regression",
         model=torch.nn.Linear(4, 1),
     ),
     "own task": call(task=lambda: own_task(test_of=lambda client, number: data(5 + client)), model=net),
     "own task without tests": call(task=own_task, model=net),
     "own task with common tests": call(task=lambda: own_task(test=lambda: data(5)), model=net),
-    "module": call(data="digits", model=lambda shape, num_classes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))),
+    "module": call(data="digits", model=digits_net),
     "join": loop_of("join", weight=1 + COMM.rank),
     "average": loop_of("average", buffers="average"),
     "average unrecorded": loop_of("average", recorded=False, buffers="rank0"),
