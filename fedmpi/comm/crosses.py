@@ -58,7 +58,7 @@ _KINDS = {
     ),
     "buffers": Kind(
         "what a model keeps of its inputs (running means, variances, counts) with more digits than the other numbers, "
-        "added up over the rank's clients; with buffers=\"average\", by how much each rank's differ from those of rank 0",
+        "added up over the rank's clients; for fedmpi.average, by how much each rank's differ from those of rank 0",
         only_if='the model has such buffers, or fedmpi.average(buffers="average")',
         when="as rows; for fedmpi.average once, before training",
         to="as rows",

@@ -38,7 +38,8 @@ def check(doors):
         if line["said"] is not None:
             said = {*line["said"]}
             assert seen <= said, f"{door}: sent, and not said before: {seen - said}"
-            assert said - seen <= AS_NEEDED, f"{door}: said, and not sent: {said - seen}"
+            ended = line["crossed"] is None  # before there was a run folder
+            assert ended or said - seen <= AS_NEEDED, f"{door}: said, and not sent: {said - seen}"
 
 
 def test_every_message_is_of_a_kind_that_the_table_and_the_run_folder_have(tmp_path):
@@ -127,7 +128,7 @@ def test_a_kind_that_the_table_lacks_is_an_error():
     crossed.note("losses", 8)
     crossed.note("rows", 0)  # nothing is sent
     assert crossed == {"losses"}
-    with pytest.raises(ValueError, match="message of kind 'secrets': expected one of machinery, "):
+    with pytest.raises(ValueError, match="message of kind 'secrets': expected one of rows, partial sums, "):
         crossed.note("secrets", 8)
 
 
