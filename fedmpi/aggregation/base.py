@@ -64,6 +64,8 @@ class Aggregation(Slicing):
     needs_start: ClassVar[bool] = False
     # Whether it sends rows by `reduce_slices` alone: they may then travel in a codec that is not linear.
     takes_codecs: ClassVar[bool] = False
+    # Which kinds of messages, of `fedmpi.comm.crosses.KINDS`, its `average` sends.
+    crosses: ClassVar[frozenset[str]] = frozenset({"slices"})
     # How many clients have to take part in every exchange.
     least_clients: ClassVar[int] = 1
     # Whether `out` may be shorter than what was added: float buffers that no client has changed stand last and are left
@@ -76,8 +78,9 @@ class Aggregation(Slicing):
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         """Get the memory. Collective on the link; called once, before the first exchange."""
         self.link, self.layout, self.clients = link, layout, list(clients)
-        ends = link.allgather([len(self.clients)])[:, 0].astype(int).cumsum()
-        self.clients_of_ranks = [of.tolist() for of in np.split(link.allgatherv(self.clients).astype(int), ends[:-1])]
+        ends = link.allgather([len(self.clients)], "machinery")[:, 0].astype(int).cumsum()
+        everyone = link.allgatherv(self.clients, "machinery").astype(int)
+        self.clients_of_ranks = [of.tolist() for of in np.split(everyone, ends[:-1])]
         self.block = self.allocate(layout.numel)
         self.start = self.block[:0]
         self.codec, self.beside = None, None

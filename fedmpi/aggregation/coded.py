@@ -21,6 +21,7 @@ class MeanOfWords(Aggregation):
 
     is_base = True  # `mean` becomes it
     name = "mean"
+    crosses = frozenset({"rows"})
     is_mean = True
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
@@ -50,7 +51,7 @@ class MeanOfWords(Aggregation):
             words = self._written(self.start)
             self._total = self.block[self.moment.region][: len(words)].zero_()
         total = self._total
-        self.link.average(total, sum(self.weights.values()), total)
+        self.link.average(total, sum(self.weights.values()), total, "rows")
         num_words = len(total) - (len(out) - self._end)
         behind, words = total[num_words:].clone(), total[:num_words].clone()  # `out` may be the same memory
         out[self._end :] = behind
@@ -68,6 +69,7 @@ class MeanOfSlices(Aggregation):
 
     is_base = True  # `mean` becomes it
     name = "mean"
+    crosses = frozenset({"slices"})
     is_mean = True
 
     def average(self, out: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from fedmpi.comm.link import Link
 class Mean(Aggregation):
     """The mean by one Allreduce of what the clients of each rank add up to."""
 
+    crosses: ClassVar[frozenset[str]] = frozenset({"rows"})
     is_mean: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
@@ -48,7 +49,7 @@ class Mean(Aggregation):
             torch.add(region, self._sums[level - 1][place], out=self._sums[level][place])
 
     def average(self, out: torch.Tensor) -> None:
-        self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out)
+        self.link.average(self._total()[: out.numel()], sum(self.weights.values()), out, "rows")
 
     def reorder_end(self, order: torch.Tensor) -> None:
         for total in self._sums:

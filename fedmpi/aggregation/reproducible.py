@@ -19,6 +19,7 @@ class Reproducible(Aggregation):
     See `fedmpi.comm.summation_order`. A rank keeps a partial sum for each largest subtree that it holds alone.
     """
 
+    crosses: ClassVar[frozenset[str]] = frozenset({"partial sums"})
     is_reproducible: ClassVar[bool] = True
     is_mean: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
@@ -55,7 +56,7 @@ class Reproducible(Aggregation):
     def average(self, out: torch.Tensor) -> None:
         vectors, link = [slot[self.moment.region][: out.numel()] for slot in self._slots], self.link
         partials = self._partials.renumbered(link.members) if link.lost else self._partials
-        link.combine(vectors, partials, sum(self.weights.values()), out)
+        link.combine(vectors, partials, sum(self.weights.values()), out, "partial sums")
 
     def reorder_end(self, order: torch.Tensor) -> None:
         for slot in self._slots:

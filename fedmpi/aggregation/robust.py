@@ -22,6 +22,7 @@ class Robust(Aggregation):
     """Base of these rules."""
 
     is_base = True
+    crosses: ClassVar[frozenset[str]] = frozenset({"slices"})
     least_clients: ClassVar[int] = 2
     takes_codecs: ClassVar[bool] = True
 
@@ -85,6 +86,7 @@ class CentredClipping(Robust):
     """
 
     name = "centred_clipping"
+    crosses: ClassVar[frozenset[str]] = frozenset({"slices", "norms"})
     needs_start = True
 
     radius: float = setting(1.0, "τ, largest norm of a client's move in an exchange", above=0)
@@ -99,8 +101,8 @@ class CentredClipping(Robust):
             return start
 
         unused = torch.empty_like(out)
-        self.link.exchange_slices([row.clone() for row in self.kept_regions()], measure, unused)
-        norms = torch.from_numpy(self.link.allgather(squares.numpy())).sum(0).sqrt()
+        self.link.exchange_slices([row.clone() for row in self.kept_regions()], measure, unused, kind="slices")
+        norms = torch.from_numpy(self.link.allgather(squares.numpy(), "norms")).sum(0).sqrt()
         factors = (self.radius / norms).clamp(max=1).tolist()
 
         def clip(slices: Slices) -> torch.Tensor:

@@ -59,7 +59,7 @@ class Slicing(Part):
             return of_length(slices[0].numel(), reduce(slices), f"{self.called}: what reduces slices returned")
 
         if self.codec is None:
-            self.link.exchange_slices(self.kept_regions(), of_several, out)
+            self.link.exchange_slices(self.kept_regions(), of_several, out, kind="slices")
         else:
             reduce_words(self, self.codec, of_several, out)
 

@@ -31,7 +31,7 @@ def reduce_words(aggregation: Any, codec: Codec, reduce: Reduce, out: torch.Tens
 
     sent, written = [write(moves(rows, start, end)) for rows in aggregation.kept_regions()], write(start)
     result = torch.empty_like(out if is_exact else written)
-    aggregation.link.exchange_slices(sent, of_words, result, written.dtype)
+    aggregation.link.exchange_slices(sent, of_words, result, written.dtype, "slices")
     out.copy_(result if is_exact else read(result).add_(start))
     aggregation.clamp_squares(out)
 

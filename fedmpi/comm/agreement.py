@@ -9,26 +9,26 @@ from fedmpi.ground.errors import AgreedUserError, UserError
 from fedmpi.ground.text import short
 
 
-def share(link, action):
+def share(link, action, kind="run"):
     """What `action()` returns on rank 0, on all ranks: what JSON can hold. Collective on the link.
 
-    If rank 0 is lost meanwhile, the next one calls `action`.
+    `kind`: of the message, see `Link`. If rank 0 is lost meanwhile, the next one calls `action`.
 
     Raises:
         AgreedUserError: on every rank, if `action` raises a `UserError`; rank 0 prints it.
     """
     members, text = None, b""
     while members != link.members:
-        members, text = link.members, _share_once(link, action)
+        members, text = link.members, _share_once(link, action, kind)
     return json.loads(text)
 
 
-def _share_once(link, action):
+def _share_once(link, action, kind):
     """What rank 0 finds as text, on all ranks; anything, if it is lost."""
     found = json.dumps(agree(link, action if link.rank == 0 else lambda: None)).encode()
-    size = int(link.allgather([len(found)])[0, 0])
+    size = int(link.allgather([len(found)], "machinery")[0, 0])
     text = np.frombuffer(found, np.uint8).copy() if link.rank == 0 else np.empty(size, np.uint8)
-    link.broadcast(text)
+    link.broadcast(text, kind)
     return text.tobytes()
 
 
@@ -59,14 +59,17 @@ def agree(link, action):
 
 def agreed_error(link, text):
     """The error to raise on all ranks, of which one has the text and prints it, the others None. Collective."""
-    everywhere = link.allgatherv(list((text or "").encode()))
+    everywhere = link.allgatherv(list((text or "").encode()), "errors")
     return AgreedUserError(everywhere.astype(np.uint8).tobytes().decode(), text is not None)
 
 
-def allgather_lines(link, lines):
-    """All ranks' lines of text, without line breaks, in one list, in rank order. Collective on the link."""
+def allgather_lines(link, lines, kind):
+    """All ranks' lines of text, without line breaks, in one list, in rank order. Collective on the link.
+
+    `kind`: of the message, see `Link`.
+    """
     own_bytes = "".join(f"{line}\n" for line in lines).encode()
-    return link.allgatherv(list(own_bytes)).astype(np.uint8).tobytes().decode().split("\n")[:-1]
+    return link.allgatherv(list(own_bytes), kind).astype(np.uint8).tobytes().decode().split("\n")[:-1]
 
 
 def difference(link, entries):
@@ -78,10 +81,11 @@ def difference(link, entries):
     text = json.dumps(list(entries.items())).encode()
     # A hash of 48 bits, which a float64 holds exactly; the whole texts are exchanged only if the hashes differ.
     whole = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
-    everyone = link.allgather([whole, len(text)])
+    everyone = link.allgather([whole, len(text)], "settings")
     if (everyone == everyone[0]).all():
         return ""
-    joined, ends = link.allgatherv(list(text)).astype(np.uint8).tobytes(), np.cumsum(everyone[:, 1]).astype(int)
+    joined = link.allgatherv(list(text), "settings").astype(np.uint8).tobytes()
+    ends = np.cumsum(everyone[:, 1]).astype(int)
     of_ranks = [json.loads(joined[end - int(size) : end]) for end, size in zip(ends, everyone[:, 1])]
     orders = [", ".join(name for name, _ in theirs) for theirs in of_ranks]
     tables = [{**dict(theirs), "the order of names": order} for theirs, order in zip(of_ranks, orders)]

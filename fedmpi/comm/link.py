@@ -7,6 +7,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from fedmpi.comm.crosses import OWN, Crossed
 from fedmpi.comm.ranks import Ranks, lowest_true
 from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
@@ -16,12 +17,16 @@ from fedmpi.comm.vectors import Copy, Gathering, Reduce
 class Link(Ranks, abc.ABC):
     """The verbs of one rank. All methods are collective: every rank makes the same calls.
 
+    A verb that sends what silos have takes the `kind` of the message, one of `fedmpi.comm.crosses.KINDS`. Errors apart
+    (`agree`), those without one send `machinery`.
+
     Attributes, besides those of `Ranks` (`rank`, `size`, which ranks are left, and so on):
-        traffic: the `Traffic` of this rank.
+        traffic: the `Traffic` of this rank. crossed: the kinds of messages so far; none where there is one rank.
         summed_by: how the last block was summed, as text for the closing table.
     """
 
     traffic: Traffic
+    crossed: Crossed
     summed_by = "nothing to sum"
 
     @abc.abstractmethod
@@ -33,7 +38,7 @@ class Link(Ranks, abc.ABC):
         return Copy(torch.zeros(numel, dtype=dtype, device=device))
 
     @abc.abstractmethod
-    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
+    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor, kind: str = OWN) -> None:
         """out = (sum of `block` over all ranks) / divisor, with the same bits on every rank.
 
         Args:
@@ -43,7 +48,9 @@ class Link(Ranks, abc.ABC):
         """
 
     @abc.abstractmethod
-    def combine(self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
+    def combine(
+        self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor, kind: str = OWN
+    ) -> None:
         """out = (sum of all ranks' partial sums) / divisor, added in the order of `partials`.
 
         The bits are the same for every number of ranks and nodes, every transport and every MPI library.
@@ -56,7 +63,7 @@ class Link(Ranks, abc.ABC):
         """
 
     @abc.abstractmethod
-    def add_integers(self, block: torch.Tensor) -> None:
+    def add_integers(self, block: torch.Tensor, kind: str = OWN) -> None:
         """Sum a vector over all ranks in place, modulo 2^32 or 2^64: the order of the ranks does not matter.
 
         Args:
@@ -68,7 +75,12 @@ class Link(Ranks, abc.ABC):
 
     @abc.abstractmethod
     def exchange_slices(
-        self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor, dtype: torch.dtype | None = None
+        self,
+        vectors: list[torch.Tensor],
+        reduce: Reduce,
+        out: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        kind: str = OWN,
     ) -> None:
         """Let each rank reduce one slice of all ranks' vectors, and give all ranks the whole result.
 
@@ -84,23 +96,25 @@ class Link(Ranks, abc.ABC):
         """
 
     @abc.abstractmethod
-    def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
+    def allgather_vectors(self, vector: torch.Tensor, kind: str = OWN) -> list[torch.Tensor]:
         """[one vector per rank, in their order]: every rank's [n_r] contiguous `vector` of one type; n_r may differ."""
 
     @abc.abstractmethod
-    def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    def allgather(self, values: npt.ArrayLike, kind: str = OWN) -> npt.NDArray[Any]:
         """[size, n] float64: every rank's [n] `values`, in rank order."""
 
-    def begin_allgather(self, values: npt.ArrayLike) -> Gathering:
+    def begin_allgather(self, values: npt.ArrayLike, kind: str = OWN) -> Gathering:
         """`allgather`, which goes on while this rank does something else that is not collective."""
-        return Gathering(self.allgather(values))
+        return Gathering(self.allgather(values, kind))
 
     @abc.abstractmethod
-    def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    def allgatherv(self, values: npt.ArrayLike, kind: str = OWN) -> npt.NDArray[Any]:
         """[sum of n_r] float64: all ranks' [n_r] `values`, one after the other; n_r may differ."""
 
     @abc.abstractmethod
-    def alltoallv(self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def alltoallv(
+        self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]], kind: str = OWN
+    ) -> npt.NDArray[Any]:
         """[m, ...] the rows that the other ranks send to this one, in rank order.
 
         Args:
@@ -109,7 +123,7 @@ class Link(Ranks, abc.ABC):
         """
 
     @abc.abstractmethod
-    def broadcast(self, array: npt.NDArray[Any]) -> None:
+    def broadcast(self, array: npt.NDArray[Any], kind: str = OWN) -> None:
         """Give all ranks rank 0's values, in place: a contiguous numpy array, of the same size on every rank."""
 
     @abc.abstractmethod
@@ -120,10 +134,10 @@ class Link(Ranks, abc.ABC):
     def close(self) -> None:
         """Free what `allocate` gave; the link cannot be used afterwards."""
 
-    def allreduce(self, block: torch.Tensor) -> None:
+    def allreduce(self, block: torch.Tensor, kind: str = OWN) -> None:
         """Sum a contiguous 1-d tensor over all ranks, in place; see `average`."""
-        self.average(block, 1, block)
+        self.average(block, 1, block, kind)
 
     def first_rank_where(self, condition: bool) -> int | None:
         """The lowest rank whose `condition` is true, or None."""
-        return lowest_true(self.allgather([float(condition)]))
+        return lowest_true(self.allgather([float(condition)], "machinery"))

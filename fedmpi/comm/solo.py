@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedmpi.comm.crosses import OWN, Crossed
 from fedmpi.comm.link import Link
 from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
@@ -18,45 +19,55 @@ class SoloLink(Link):
     """The link of one process that holds all clients: nothing is sent, everything is counted."""
 
     def __init__(self) -> None:
-        self.traffic, self.usable_cores = Traffic(), count_at_a_time(usable_cores())
+        self.traffic, self.crossed = Traffic(), Crossed()
+        self.usable_cores = count_at_a_time(usable_cores())
         self.free_cores = self.usable_cores
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype, device=device)
 
-    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
+    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor, kind: str = OWN) -> None:
         self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
 
-    def combine(self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
+    def combine(
+        self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor, kind: str = OWN
+    ) -> None:
         self.traffic.add(out.numel() * out.element_size())
         combine_alone(vectors, partials, divisor, out)
 
-    def add_integers(self, block: torch.Tensor) -> None:
+    def add_integers(self, block: torch.Tensor, kind: str = OWN) -> None:
         self.traffic.add(block.nbytes)
 
     def exchange_slices(
-        self, vectors: list[torch.Tensor], reduce: Reduce, out: torch.Tensor, dtype: torch.dtype | None = None
+        self,
+        vectors: list[torch.Tensor],
+        reduce: Reduce,
+        out: torch.Tensor,
+        dtype: torch.dtype | None = None,
+        kind: str = OWN,
     ) -> None:
         self.traffic.add_slices(vectors, out)
         if out.numel():
             out.copy_(reduce(Slices(vectors, slice(0, out.numel()))))
 
-    def allgather_vectors(self, vector: torch.Tensor) -> list[torch.Tensor]:
+    def allgather_vectors(self, vector: torch.Tensor, kind: str = OWN) -> list[torch.Tensor]:
         self.traffic.add(vector.nbytes)
         return [vector.clone()]
 
-    def allgather(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    def allgather(self, values: npt.ArrayLike, kind: str = OWN) -> npt.NDArray[Any]:
         return np.array(values, dtype=np.float64)[None]
 
-    def allgatherv(self, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    def allgatherv(self, values: npt.ArrayLike, kind: str = OWN) -> npt.NDArray[Any]:
         return np.array(values, dtype=np.float64)
 
-    def alltoallv(self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def alltoallv(
+        self, rows: npt.NDArray[Any], wanted: Sequence[npt.NDArray[Any]], kind: str = OWN
+    ) -> npt.NDArray[Any]:
         arrived: npt.NDArray[Any] = rows[wanted[0]]
         return arrived
 
-    def broadcast(self, array: npt.NDArray[Any]) -> None:
+    def broadcast(self, array: npt.NDArray[Any], kind: str = OWN) -> None:
         """There is one rank."""
 
     def barrier(self) -> None:

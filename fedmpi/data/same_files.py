@@ -48,14 +48,15 @@ def check_same_files(link, given, paths, hint):
 def common_salt(link):
     """[32] uint8 random numbers of rank 0, on all ranks: those of one comparison."""
     salt = np.frombuffer(secrets.token_bytes(DIGEST_BYTES), np.uint8).copy()
-    link.broadcast(salt)
+    link.broadcast(salt, "file digests")
     return salt
 
 
 def allgather_salted(link, salt, text):
     """The salted digest of every rank's text, in rank order."""
     own_digest = hmac.digest(salt.tobytes(), text.encode(), "sha256")
-    return [row.tobytes() for row in link.allgather(np.frombuffer(own_digest, np.uint8)).astype(np.uint8)]
+    everyone = link.allgather(np.frombuffer(own_digest, np.uint8), "file digests").astype(np.uint8)
+    return [row.tobytes() for row in everyone]
 
 
 def in_groups(digests, most=4):

@@ -52,13 +52,13 @@ class ClientRows:
             return self._rows
         if self._num_ranks == 1:
             return {client: self._rows[self._parts[client]] for client in self._clients}
-        ranges = link.allgather([self._clients.start, self._clients.stop]).astype(int)
+        ranges = link.allgather([self._clients.start, self._clients.stop], "machinery").astype(int)
         begin, end = self._begin, self._begin + len(self._rows)
         wanted = [  # rank -> positions in this rank's piece of the rows to send there, client by client
             np.concatenate([self._indices_within(client, begin, end) - begin for client in range(*clients)])
             for clients in ranges
         ]
-        received, self._rows = link.alltoallv(self._rows, wanted), None  # frees the piece
+        received, self._rows = link.alltoallv(self._rows, wanted, "samples"), None  # frees the piece
         return self._group_by_client(received)
 
     def _indices_within(self, client, begin, end):

@@ -131,7 +131,8 @@ def check_labels(link, name, sources, num_classes):
         AgreedUserError: on every rank, about the first file that has labels above a gap.
     """
     own_labels = [[np.unique(source.labels[split]) for split in SPLITS] for source in sources]
-    trained, tested = (np.unique(link.allgatherv(np.concatenate(labels))).astype(int) for labels in zip(*own_labels))
+    everyone = (link.allgatherv(np.concatenate(labels), "labels") for labels in zip(*own_labels))
+    trained, tested = (np.unique(labels).astype(int) for labels in everyone)
     missing, count = _missing(np.union1d(trained, tested), num_classes)
 
     def check():
@@ -154,7 +155,7 @@ def pool_normalisation(link, name, sources):
     `sources`: the `Source` of each of this rank's clients, with as many channels on all ranks; `name`: of the data.
     """
     own_facts = [[len(source.labels["train"]), *source.mean, *source.std] for source in sources]
-    facts, (first, *_) = link.allgatherv(np.ravel(own_facts)).reshape(-1, len(own_facts[0])), sources
+    facts, (first, *_) = link.allgatherv(np.ravel(own_facts), "scales").reshape(-1, len(own_facts[0])), sources
     if (facts[:, 1:] == facts[0, 1:]).all():
         return first.mean, first.std
     shares, means, stds = facts[:, 0] / facts[:, 0].sum(), *np.split(facts[:, 1:], [len(first.mean)], axis=1)

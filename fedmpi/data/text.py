@@ -97,7 +97,7 @@ def agree_on_dictionary(link, words):
     <unk> comes last if the text does not contain it. `words` are of this rank's share, in the order of the ranks.
     """
     of_this_rank = np.frombuffer(b" ".join(dict.fromkeys(words)) + b" ", np.uint8)
-    of_all_ranks = link.alltoallv(of_this_rank, [np.arange(len(of_this_rank))] * link.size).tobytes().split()
+    of_all_ranks = link.alltoallv(of_this_rank, [np.arange(len(of_this_rank))] * link.size, "words").tobytes().split()
     return {word: number for number, word in enumerate(dict.fromkeys([*of_all_ranks, UNKNOWN]))}
 
 
@@ -117,12 +117,12 @@ def deal(link, numbers, num_parts, ranges):
     Returns:
         part -> [n] numbers of its words; the parts begin and end at `word_edges`.
     """
-    lengths = link.allgather([len(numbers)])[:, 0].astype(int)
+    lengths = link.allgather([len(numbers)], "sample counts")[:, 0].astype(int)
     total, begin = int(lengths.sum()), int(lengths[: link.rank].sum())
     edges = np.array(word_edges(total, num_parts))
     local_edges = np.clip(edges - begin, 0, len(numbers))  # as positions in this rank's share
     wanted = [np.arange(local_edges[parts.start], local_edges[parts.stop]) for parts in ranges]
-    received = link.alltoallv(numbers, wanted)
+    received = link.alltoallv(numbers, wanted, "texts")
     parts = ranges[link.rank]
     offsets = edges - edges[parts.start]  # as positions in what was received
     return {part: received[offsets[part] : offsets[part + 1]] for part in parts}

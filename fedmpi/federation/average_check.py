@@ -25,7 +25,7 @@ def check_average(federation: Parts, names: tuple[str, ...]) -> None:
         return
     when = when_in(federation.server.round_index)
     bad = [name for name, row in rows.items() if not _is_finite(row)]
-    of_ranks = link.allgather([bool(bad), *map(_digest, rows.values())])
+    of_ranks = link.allgather([bool(bad), *map(_digest, rows.values())], "average digests")
     if of_ranks[:, 0].any():
         row = bad[0] if bad else "a row of another rank"
         raise Diverged(f"{when}: {aggregation.called} made values of {row} that are not finite")

@@ -48,7 +48,7 @@ class LeftOut:
         Raises:
             Diverged: on every rank, if none is left. UserError: on every rank, if too few are left.
         """
-        out = frozenset(map(int, link.allgatherv(faulty)))
+        out = frozenset(map(int, link.allgatherv(faulty, "left out")))
         self.clients, self.number = self.clients | out, self.number + len(out)
         when, who = when_in(current.index), describe_clients(out)
         if not set(aggregations[0].weights) - out:

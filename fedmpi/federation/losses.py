@@ -265,7 +265,7 @@ class Reports:
     def _everyone(self, numbers: list[float]) -> list[list[float]]:
         """All ranks' messages; if a rank asks for it, they meet first, and those that do not ask repeat theirs."""
         while True:
-            everywhere: list[list[float]] = self._link.allgather(numbers).tolist()
+            everywhere: list[list[float]] = self._link.allgather(numbers, "losses").tolist()
             calls = [report[2] for report in everywhere]
             if WITHIN not in calls or FAILED in calls:
                 return everywhere

@@ -95,7 +95,7 @@ class Federation(Parts):
         poison: bool = False,
     ) -> None:
         super().__init__(algorithm, link, oracles, plan, variables, sending, poison)
-        most = int(link.allgather([len(oracles)]).max()) if self.aggregation.is_reproducible else 0
+        most = int(link.allgather([len(oracles)], "machinery").max()) if self.aggregation.is_reproducible else 0
         self.reports = Reports(link, most, self.store.tail.sent)
         self.observer = observer or Observer()
         self.requests = 0

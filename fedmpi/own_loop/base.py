@@ -95,10 +95,10 @@ class OwnLoop:
         self.size: int = link.size
         agree(link, check_alone)
         self._process = os.getpid()
-        self._ranks = {int(rank) for rank in link.allgather([link.world_rank])[:, 0]}
+        self._ranks = {int(rank) for rank in link.allgather([link.world_rank], "machinery")[:, 0]}
         agree(link, self._check_only_loop)
         self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
-        weights = link.allgather([weight])[:, 0]
+        weights = link.allgather([weight], "weights")[:, 0]
         if not (weights > 0).all():
             raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
         weights = None if (weights == weights[0]).all() else weights.tolist()
@@ -198,7 +198,7 @@ class OwnLoop:
         self._check_open()
         self._announce(PAUSED)
         length = agree(self._link, lambda: _length(loader))
-        number = int(self._link.allgather([length]).max())
+        number = int(self._link.allgather([length], "your numbers").max())
         passes = self._recorded.passes if self._recorded else Passes()
         yield from passes.batches(loader, length, number)
 
@@ -247,7 +247,7 @@ class OwnLoop:
             link = open_link(link.comm, watch.limit if watch else TIMEOUT)
         try:
             check_equal(link, {"the number of values": str(len(values))}, "expected the same on all ranks")
-            return link.allgather(values)
+            return link.allgather(values, "your numbers")
         finally:
             if link is not self._link:
                 close_link(link)
@@ -264,7 +264,7 @@ class OwnLoop:
         if self._recorded:
             self._recorded.finish()
         self._accounts = self.accounts()
-        made = self._link.allgather([self._made])[:, 0].astype(int).tolist()
+        made = self._link.allgather([self._made], "machinery")[:, 0].astype(int).tolist()
         if len(set(made)) > 1 and self._link.rank == 0:
             steps = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(made[:8]))
             log.warning(f"the ranks made different numbers of steps ({steps}): the last average has some with fewer")
@@ -547,11 +547,11 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
     for tensor in (flat.x, flat.buffers, *(flat.counters if buffers == "rank0" else ())):
         _take_rank_0s(link, tensor)
     if buffers == "average" and flat.num_buffers:
-        total = link.allgather([weight]).sum()
+        total = link.allgather([weight], "weights").sum()
         for part in flat.buffer_parts:
             own_part, first = part.of(own[1]).double(), part.of(flat.buffers).double()
             moves = torch.where(own_part == first, 0.0, own_part - first).mul_(weight)  # equal ones stay as they are
-            link.allreduce(moves)
+            link.allreduce(moves, "buffers")
             part.of(flat.buffers).copy_(first + moves / total)
     return places, own
 
@@ -575,7 +575,7 @@ def _take_rank_0s(link: Any, tensor: torch.Tensor) -> None:
     """Give a tensor the bits that it has on rank 0. Collective on the link."""
     host = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     if host.numel():
-        link.broadcast(host.reshape(-1).view(torch.uint8).numpy())
+        link.broadcast(host.reshape(-1).view(torch.uint8).numpy(), "model")
         tensor.detach().copy_(host)
 
 

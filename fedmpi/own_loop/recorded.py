@@ -27,6 +27,7 @@ from fedmpi.own_loop.recording import TASK, Recording
 from fedmpi.runs.checkpoints.within import LONG
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.crossed import Crossing
 from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.meeting import Later, Steps, at_once, meeting
 from fedmpi.runs.loop.part import Now, OwnPart
@@ -87,7 +88,7 @@ class Recorded:
             )
         self.passes = Passes(self._objects)
         # A checkpoint is written before the next step then: until its optimizer step, schedules may follow this one.
-        self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late]).any())
+        self._is_late = loop.has_optimizers and bool(link.allgather([self._objects.may_be_late], "machinery").any())
         self._pending: dict[str, Any] | None = None  # the state of such a checkpoint
         self._hook: Any = None
         # Of a meeting within a round: what is left of it, after which local step all ranks take their states for it
@@ -126,6 +127,7 @@ class Recorded:
         self._checkpoints, position = Checkpoints(self._run, of_folder, self._state_of_parts), 0
         self._saving, self._stopping = Saving(self._checkpoints, may_fail=True), Stopping(self._signals, self._stop)
         parts = [
+            Crossing(),
             Measuring(loop, recording),
             *recording.parts,
             AgreedRecords(recording.verbose),

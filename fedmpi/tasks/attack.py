@@ -60,6 +60,9 @@ class BlackBoxAttack(BaseTask):
         path = [] if data == "digits" else [find_file(data, data_dir)]
         return {f"task.classifier = {folder}": [folder / MODEL_AND_ROWS], f"data of {folder}: {data}": path}
 
+    def crosses(self, is_personal):
+        return {"recognised"}
+
     def load(self, context, partition):
         classifier, source = load_classifier(self.classifier, context)
         if partition.by_class:
@@ -217,8 +220,8 @@ class LoadedAttack(LoadedTask):
 
     def synchronise(self, link):
         """Split the images that the classifier gets right over the clients. Collective on the link."""
-        right = link.allgatherv(self._right["train"]).astype(bool)
-        num_tests = int(link.allgather([self._right["test"].sum()]).sum())
+        right = link.allgatherv(self._right["train"], "recognised").astype(bool)
+        num_tests = int(link.allgather([self._right["test"].sum()], "recognised").sum())
         if not right.any() or not num_tests:
             raise UserError(
                 f"task.classifier = {self._settings.classifier}: recognises no image of class "
@@ -268,12 +271,12 @@ class LoadedAttack(LoadedTask):
         margins, distortions, _ = np.transpose([self._means(module, samples) for samples in self._clients.values()])
         mistaken = self._means(module, self._tests)[2] * self._tests.num
         here = [margins.sum(), distortions.sum(), mistaken, self._tests.num]
-        margin, distortion, mistaken, num = link.allgather(here).sum(0)
+        margin, distortion, mistaken, num = link.allgather(here, "evaluation").sum(0)
         num_clients, weight = link.num_present(self._context.num_clients), self._settings.distortion_weight
         margin, distortion = margin / num_clients, distortion / num_clients
         metrics = {"train_loss": margin + weight * distortion, "attack_loss": margin, "distortion": distortion}
         of_clients = {"train_loss": margins + weight * distortions, "attack_loss": margins, "distortion": distortions}
-        clients = {name: link.allgatherv(values) for name, values in of_clients.items()}
+        clients = {name: link.allgatherv(values, "evaluation") for name, values in of_clients.items()}
         return Metrics({**metrics, "attack_accuracy": mistaken / num}, clients)
 
     def _means(self, module, samples):

@@ -52,6 +52,9 @@ class DeepAUC(Classification):
         1.0, "step size of w divided by that of the other variables, for algorithms with a single step size", above=0
     )
 
+    def crosses(self, is_personal):
+        return super().crosses(is_personal) - {"test counts"} | {"outputs"}
+
     def load(self, context, partition):
         return LoadedAUC(self, context, *self.open(context, partition))
 
@@ -151,7 +154,7 @@ class LoadedAUC(LoadedClassification):
     def synchronise(self, link):
         """Agree on p, the share of positives. Collective on the link."""
         counts = {client: np.array([labels.sum(), len(labels)]) for client, labels in self._labels.items()}
-        in_all = link.allgather(sum(counts.values())).sum(0)
+        in_all = link.allgather(sum(counts.values()), "class counts").sum(0)
         super().synchronise(link)
         if self.has_own_tests and link.size > 1 and link.rank == 0:
             kind = "test and held-out" if self._context.holdout else "test"
@@ -166,7 +169,7 @@ class LoadedAUC(LoadedClassification):
             raise UserError(f"task.p = {self._settings.p}: client {one_sided[0]} counts only {kind} samples{hint}")
         for name, parts in self._scored().items():
             counts = [sum(int(samples.labels.sum()) for samples in parts), sum(samples.num for samples in parts)]
-            positives, number = link.allgather(counts).sum(0)
+            positives, number = link.allgather(counts, "class counts").sum(0)
             if not 0 < positives < number:
                 raise UserError(
                     f"task.data = {self._settings.data}: {name} needs both kinds of samples, and "
@@ -206,12 +209,12 @@ class LoadedAUC(LoadedClassification):
                 self.visit(client)
                 scored.append(_outputs_and_labels(module, part))
             here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2
-            outputs, positive = map(link.allgatherv, here)
+            outputs, positive = (link.allgatherv(part, "outputs") for part in here)
             metrics[name] = roc_auc(outputs, positive)
             if name == "auc":
                 self._roc[:] = roc_points(outputs, positive)
             if name != "auc" or self.has_own_tests or self._context.is_personal:
-                clients[name] = link.allgatherv([_own_auc(*part) for part in scored])
+                clients[name] = link.allgatherv([_own_auc(*part) for part in scored], "evaluation")
         return Metrics(metrics, clients)
 
     def write_result(self, module, folder):

@@ -86,6 +86,13 @@ class BaseTask:
         """
         return {}
 
+    def crosses(self, is_personal: bool) -> set[str]:
+        """Which kinds of messages (`fedmpi.comm.crosses.KINDS`) it may send, besides those of every run.
+
+        `is_personal`: see `RankContext`.
+        """
+        return set()
+
     def load(self, context: RankContext, partition: Any) -> Any:
         """Read what this rank's clients train on.
 
@@ -151,7 +158,7 @@ def of_clients(
     # A rank without any test data has measured nothing.
     columns: list[Any] = [of_metric if len(of_metric) else [math.nan] * len(numbers) for of_metric in values.values()]
     table = np.column_stack([numbers, *columns])
-    numbers, *columns = link.allgatherv(table.ravel()).reshape(-1, table.shape[1]).T
+    numbers, *columns = link.allgatherv(table.ravel(), "evaluation").reshape(-1, table.shape[1]).T
     clients = dict(zip(values, columns)) if numbers.any() else {}
     means = [averages(name, column, numbers, weighting) for name, column in clients.items()]
     return {name: value for of_metric in means for name, value in of_metric.items()}, clients

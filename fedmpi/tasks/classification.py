@@ -96,6 +96,12 @@ class Classification(BaseTask):
             return {"task.data = digits": [digits_file()]}
         return common_files(self, context)
 
+    def crosses(self, is_personal):
+        found = {"file facts", "class counts", *(["outputs"] if self.metrics else [])}
+        if has_own_files(self):
+            return found | {"labels", "scales", "names", "test counts"}
+        return found | {"samples", *(["test counts"] if is_personal else [])}
+
     def load(self, context, partition):
         if partition.redeal:
             return _DealtClassification(self, context, partition, *self.open(context, partition))
@@ -214,7 +220,7 @@ class LoadedClassification(LoadedTask):
 
     def synchronise(self, link):
         _check_equal(link, self._facts, self._settings.data)
-        self.num_classes = int(link.allgather([self.num_classes]).max())
+        self.num_classes = int(link.allgather([self.num_classes], "file facts").max())
         if self.has_own_tests:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
             mean, std = pool_normalisation(link, self._settings.data, self._sources)
@@ -236,7 +242,8 @@ class LoadedClassification(LoadedTask):
         self._count()
         self._clients = self._describe_clients(link)
         self.client_names = self._clients["names"]
-        if self._context.holdout and not link.allgather([sum(samples.num for samples in self._held)]).sum():
+        num_held = sum(samples.num for samples in self._held)
+        if self._context.holdout and not link.allgather([num_held], "sample counts").sum():
             raise UserError(f"holdout = {self._context.holdout}: holds out no sample: all clients have too few")
 
     def _balanced(self, link):
@@ -251,7 +258,7 @@ class LoadedClassification(LoadedTask):
     def _num_of_classes(self, link):
         """[num_classes] numbers of training samples of all clients together. Collective on the link."""
         labels = np.concatenate([*self._labels.values()])
-        return link.allgather(np.bincount(labels, minlength=self.num_classes).astype(float)).sum(0)
+        return link.allgather(np.bincount(labels, minlength=self.num_classes).astype(float), "class counts").sum(0)
 
     def _warn_of_rare_classes(self, link):
         """Say how rare classes can weigh more, if one is `RARE` times as rare as another. Collective on the link."""
@@ -335,7 +342,7 @@ class LoadedClassification(LoadedTask):
             means, each = of_clients(link, values, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
         if not self.has_own_tests:  # one test set, whatever part of it a rank or a client tests
-            loss, correct, number = link.allgather(np.sum([np.zeros(3), *tests], axis=0)).sum(0)
+            loss, correct, number = link.allgather(np.sum([np.zeros(3), *tests], axis=0), "evaluation").sum(0)
             test = {"test_loss": loss / number, "accuracy": correct / number} if number else {}
             train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
             metrics = train | test | held
@@ -347,7 +354,7 @@ class LoadedClassification(LoadedTask):
         if not self.has_own_tests and not self._context.is_personal:
             return {}
         counts = [np.bincount(samples.labels.cpu().numpy(), minlength=self.num_classes) for samples in self._tests]
-        counts = link.allgatherv(np.ravel(counts)).reshape(-1, self.num_classes).astype(int)
+        counts = link.allgatherv(np.ravel(counts), "test counts").reshape(-1, self.num_classes).astype(int)
         return {"classes": self._class_names(), "values": counts.tolist()}
 
     def _measure(self, module, link):
@@ -358,7 +365,7 @@ class LoadedClassification(LoadedTask):
             batches = [(module(inputs).double().cpu(), labels.cpu()) for inputs, labels in samples.all()]
             empty = (torch.empty(0, self.num_classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64))
             answers.append([torch.cat(parts) for parts in zip(empty, *batches)])
-        outputs, labels = (link.allgatherv(torch.cat(parts).flatten().numpy()) for parts in zip(*answers))
+        outputs, labels = (link.allgatherv(torch.cat(parts).flatten().numpy(), "outputs") for parts in zip(*answers))
         everyone = (torch.from_numpy(outputs).reshape(len(labels), -1), torch.from_numpy(labels).long())
         found = {name: metric(*everyone) for name, metric in self._metrics.items()}
         tables = {name: value for name, value in found.items() if isinstance(value, list)}
@@ -366,7 +373,8 @@ class LoadedClassification(LoadedTask):
         names = as_strings(self._attributes.get("class_names", range(self.num_classes)))
         clients = {}
         for name in numbers if self.has_own_tests or self._context.is_personal else ():
-            clients[name] = link.allgatherv([or_nan(self._metrics[name], *of_client) for of_client in answers])
+            own = [or_nan(self._metrics[name], *of_client) for of_client in answers]
+            clients[name] = link.allgatherv(own, "evaluation")
         return Metrics(numbers, clients, {name: {"classes": names, "values": table} for name, table in tables.items()})
 
     def _sums_of_clients(self, module, parts):
@@ -409,9 +417,9 @@ class LoadedClassification(LoadedTask):
         """{"names": a list of str, or None, "samples": numbers of training samples} of all clients. Collective."""
         names = self._names
         if self.has_own_tests:  # a rank knows those of its own clients
-            names = allgather_lines(link, names)
+            names = allgather_lines(link, names, "names")
             names = names if any(names) else None
-        samples = link.allgatherv([self._train[client].num for client in self._train])
+        samples = link.allgatherv([self._train[client].num for client in self._train], "sample counts")
         return {"names": names, "samples": samples.astype(int).tolist()}
 
 
@@ -458,7 +466,7 @@ def _facts(source, settings):
 
 def _check_equal(link, facts, data):
     """Check that all clients' facts are the same. Collective on the link."""
-    of_clients = [json.loads(line) for line in allgather_lines(link, map(json.dumps, facts))]
+    of_clients = [json.loads(line) for line in allgather_lines(link, map(json.dumps, facts), "file facts")]
     for client, others in enumerate(of_clients):
         for other, first in zip(others, of_clients[0]):
             if other != first:

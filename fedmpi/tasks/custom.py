@@ -131,6 +131,10 @@ class Task(BaseTask):
         known = constructor_of(self.model) if inspect.isclass(self.model) else None
         return known["class"] if known else self.model
 
+    def crosses(self, is_personal):
+        found = {"outputs"} if self.metrics else set()
+        return found | ({"test counts"} if type(self).test_of is not Task.test_of else set())
+
     def load(self, context, partition):
         return LoadedOwnTask(self, context)
 
@@ -249,7 +253,7 @@ class LoadedOwnTask(LoadedTask):
         cases = self._cases(link) if self.has_own_tests else {}
         if self._test is not None:
             sums = [pair for part in parts for pair in self._sums(module, *part)]
-            sums = link.allgatherv(np.ravel(sums)).reshape(-1, 2)
+            sums = link.allgatherv(np.ravel(sums), "evaluation").reshape(-1, 2)
             values = {name: value for name, value in values.items() if not name.startswith("test_loss")}
             values |= {"test_loss": _mean(sums)} if len(sums) else {}
         if self._metrics and link.first_rank_where(any(len(part) for _, part in parts)) is not None:
@@ -341,9 +345,9 @@ class LoadedOwnTask(LoadedTask):
     def _cases(self, link):
         """{"classes": names, "values": [N][classes] test cases of each client's own}; {} if they are no classes."""
         here = [cases or [] for cases in self._cases_here]
-        number = int(link.allgather([max(map(len, here))]).max())
+        number = int(link.allgather([max(map(len, here))], "test counts").max())
         padded = [[*cases, *[0] * (number - len(cases))] for cases in here]
-        table = link.allgatherv(np.ravel(padded)).reshape(-1, number or 1).astype(int)
+        table = link.allgatherv(np.ravel(padded), "test counts").reshape(-1, number or 1).astype(int)
         names = self._names_of(range(number))
         return {"classes": names, "values": table.tolist()} if number else {}
 
@@ -694,12 +698,13 @@ def _of_all_ranks(tensors, link, padding):
     sizes = [[*tensor.shape[1:]] + [0] * (MOST_AXES - tensor.dim()) for tensor in tensors if len(tensor)]
     num_axes = max((tensor.dim() for tensor in tensors), default=1)
     is_integer = any(len(tensor) and not tensor.is_floating_point() for tensor in tensors)
-    facts = link.allgather([num_axes, is_integer, *np.max([[0] * (MOST_AXES - 1), *sizes], axis=0)])
+    facts = link.allgather([num_axes, is_integer, *np.max([[0] * (MOST_AXES - 1), *sizes], axis=0)], "outputs")
     num_axes, is_integer, *longest = facts.max(0).astype(int).tolist()
     longest = longest[: num_axes - 1]
     padding = PADDING if is_integer else padding
     own_values = [_padded(tensor.double(), longest, padding).reshape(-1) for tensor in tensors]
-    values = torch.from_numpy(link.allgatherv(torch.cat([torch.empty(0, dtype=torch.float64), *own_values]).numpy()))
+    own = torch.cat([torch.empty(0, dtype=torch.float64), *own_values]).numpy()
+    values = torch.from_numpy(link.allgatherv(own, "outputs"))
     return (values.long() if is_integer else values.float()).reshape(-1, *longest)
 
 

@@ -100,6 +100,11 @@ class Datasets(Task):
     def test(self):
         return self.test_set
 
+    def crosses(self, is_personal):
+        if self.kind != "classification":
+            return super().crosses(is_personal)
+        return {"file facts", "class counts", "labels", *(["test counts"] if is_personal else [])}
+
     def load(self, context, partition):
         number = context.num_clients
         if not callable(self.train_sets) and len(self.train_sets) != number:
@@ -241,11 +246,11 @@ class LoadedDatasets(LoadedClassification):
 
     def synchronise(self, link):
         check_same_tests(link, self.common_test)
-        if len(np.unique(link.allgatherv(np.array(self._bytes, float)))) > 1:
+        if len(np.unique(link.allgatherv(np.array(self._bytes, float), "file facts"))) > 1:
             raise UserError(
                 "data: the inputs of some clients are bytes (uint8), those of others not: expected one type"
             )
-        self.num_classes = int(link.allgather([self.num_classes]).max())
+        self.num_classes = int(link.allgather([self.num_classes], "file facts").max())
         check_labels(link, "data", self._sources, self.num_classes)
         self._warn_of_rare_classes(link)
         self._labels = None

@@ -60,6 +60,9 @@ class Language(BaseTask):
     def common_files(self, context):
         return common_files(self, context)
 
+    def crosses(self, is_personal):
+        return {"words"} if has_own_files(self) else {"words", "texts"}
+
     def load(self, context, partition):
         if has_own_files(self):
             texts = [Text(own_file(self, context, client)) for client in context.clients]
@@ -129,8 +132,8 @@ class LoadedLanguage(LoadedTask):
             self._check_own(link, train, test)
             parts, self._test = (dict(zip(context.clients, map(self._to_device, texts))) for texts in (train, test))
         else:
-            self._num_words = int(link.allgather([len(train[0])]).sum())
-            starts = link.allgather([context.clients.start, context.clients.stop]).astype(int)
+            self._num_words = int(link.allgather([len(train[0])], "sample counts").sum())
+            starts = link.allgather([context.clients.start, context.clients.stop], "machinery").astype(int)
             parts = self._deal(link, train[0], context.num_clients, [range(*edges) for edges in starts])
             edges = [TEST_PARTS * rank // link.size for rank in range(link.size + 1)]
             test_ranges = [range(*edges) for edges in (starts if context.is_personal else zip(edges, edges[1:]))]
@@ -138,16 +141,18 @@ class LoadedLanguage(LoadedTask):
         ends = {part: len(stream) - math.floor(context.holdout * len(stream)) for part, stream in parts.items()}
         self._train = {part: stream[: ends[part]] for part, stream in parts.items()}
         self._held = {part: stream[ends[part] :] for part, stream in parts.items()}
-        if context.holdout and not link.allgather([sum(len(stream) > 1 for stream in self._held.values())]).sum():
+        num_held = sum(len(stream) > 1 for stream in self._held.values())
+        if context.holdout and not link.allgather([num_held], "sample counts").sum():
             raise UserError(f"holdout = {context.holdout}: holds out no words: all clients have too few")
 
     def _check_own(self, link, train, test):
         """Check the texts of clients that have texts of their own; a test text may be empty. Collective."""
-        given, lengths = f"task.data = {self._settings.data}", link.allgatherv([len(text) for text in train])
+        given = f"task.data = {self._settings.data}"
+        lengths = link.allgatherv([len(text) for text in train], "sample counts")
         if lengths.min() < 2:
             client = int(lengths.argmin())
             raise UserError(f"{given}: client {client} has {int(lengths[client])} words: too few")
-        if not link.allgather([sum(len(text) > 1 for text in test)]).sum():
+        if not link.allgather([sum(len(text) > 1 for text in test)], "sample counts").sum():
             raise UserError(f"{given}: no client has a test text of at least 2 words")
 
     def _to_device(self, stream):
@@ -155,7 +160,7 @@ class LoadedLanguage(LoadedTask):
 
     def _deal(self, link, numbers, num_parts, ranges):
         """This rank's parts of the text, part -> [n] tensor on the device. Collective."""
-        total = int(link.allgather([len(numbers)]).sum())
+        total = int(link.allgather([len(numbers)], "sample counts").sum())
         word_edges(total, num_parts, f"task.data = {self._settings.data}")  # or one line that says why not
         parts = deal(link, numbers, num_parts, ranges)
         return {part: self._to_device(stream) for part, stream in parts.items()}
@@ -214,7 +219,7 @@ class LoadedLanguage(LoadedTask):
             means, each = of_clients(link, {f"{kind}_loss": _per_word(sums)}, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
         if not self.has_own_tests:
-            loss, number = link.allgather(test.sum(0)).sum(0)
+            loss, number = link.allgather(test.sum(0), "evaluation").sum(0)
             metrics = {name: value for name, value in metrics.items() if not name.startswith("test_loss")}
             metrics["test_loss"] = loss / number
         for losses in (metrics, clients):

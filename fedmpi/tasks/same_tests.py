@@ -33,7 +33,7 @@ def check_same_tests(link, dataset):
     if not in_groups(allgather_salted(link, salt, " ".join(parts))):
         return
     # Some may draw from generators of their own, or from the clock.
-    varies = link.allgather([first != second for first, second in zip(parts, _parts(dataset))]).any(0)
+    varies = link.allgather([first != second for first, second in zip(parts, _parts(dataset))], "machinery").any(0)
     parts = [part for part, is_left_out in zip(parts, varies) if not is_left_out]
     different = in_groups(allgather_salted(link, salt, " ".join(parts)))
     if different:

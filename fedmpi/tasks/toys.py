@@ -232,7 +232,7 @@ class LoadedPoint(LoadedTask):
     def evaluate(self, module, link):
         point = module()
         own_loss = sum(self._exact_loss(client, point).item() for client in self._context.clients)
-        loss = link.allgather([own_loss]).sum() / link.num_present(self._context.num_clients)
+        loss = link.allgather([own_loss], "evaluation").sum() / link.num_present(self._context.num_clients)
         return {"train_loss": loss, **self._metrics(point.double().cpu().numpy())}
 
 

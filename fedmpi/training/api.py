@@ -191,7 +191,7 @@ def _of_rank_0(link: Link, module: torch.nn.Module) -> torch.nn.Module:
     tensors = [value for value in tensors if not is_lazy(value) and value.numel()]  # the others have no values
     for value in tensors:
         array = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().copy()
-        link.broadcast(array)
+        link.broadcast(array, "model")
         value.copy_(torch.from_numpy(array).view(value.dtype).view(value.shape))
     return copied
 

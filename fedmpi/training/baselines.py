@@ -139,6 +139,7 @@ def _make(outcome, content, size, key, settings):
     if link.rank == 0:
         say(f"baseline {key}:")
     link.traffic.restore(dataclasses.asdict(Traffic()))
+    link.crossed.clear()
     try:
         _add(outcome, content, key, loop.train(config, link))
     except Diverged as error:

@@ -221,7 +221,7 @@ def _take_threads(machine, link):
     """Set torch's threads. Collective. Returns (what has decided them, the number if it is a setting of the run)."""
     by_load, recorded = machine.threads is None and not machine.deterministic, machine.threads
     threads, reason = choose_threads(link, recorded, by_load)
-    everyone = link.allgather([threads, reason.startswith(BY_LOAD), reason in VARIABLES])
+    everyone = link.allgather([threads, reason.startswith(BY_LOAD), reason in VARIABLES], "machinery")
     if everyone[:, 1].any():
         reason = f"{reason or BY_LOAD}; --threads chooses"
     if by_load and not everyone[:, 2].any():  # the same for all ranks: the slowest one decides how fast the others are
@@ -285,8 +285,8 @@ def _check_survival(machine):
 
 def _plan(config, link, context, task, samplers):
     """(the `Plan` of the run, its number of rounds, minibatches in a pass over all clients' data)."""
-    num_samples = link.allgatherv(np.array([task.num_samples(client) for client in context.clients], dtype=np.float64))
-    batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients])
+    num_samples = link.allgatherv([task.num_samples(client) for client in context.clients], "sample counts")
+    batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients], "sample counts")
     if config.rounds.local_epochs is not None:
         steps = np.maximum(1, np.round(config.rounds.local_epochs * batches)).astype(int).tolist()
         keeps_objective = command_name(type(config.algorithm)) == "fednova" or task.dealer is not None

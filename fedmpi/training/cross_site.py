@@ -21,7 +21,8 @@ def measure(job, own_results):
         job.link.enter(f"the tests of client {number}'s model")
         own = [own_results.of(client) for client in job.federation.clients if client.index == number]
         own = own[0] if own else (flat.x[:0], flat.buffers[:0])
-        own = [torch.from_numpy(job.link.allgatherv(part.double().cpu().numpy())).to(flat.x) for part in own]
+        whole = [job.link.allgatherv(part.double().cpu().numpy(), "silo models") for part in own]
+        own = [torch.from_numpy(part).to(flat.x) for part in whole]
         flat.point_at(*own)
         for name, values in task.evaluate(flat.module, job.link).clients.items():
             if not name.startswith("train"):

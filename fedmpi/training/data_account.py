@@ -17,7 +17,7 @@ def account_for_data(job, recorder):
     salts = share(job.link, lambda: [salt for salt, _ in earlier.values()])
     own_digests = agree(job.link, lambda: [file_digest(path) for path in job.task.data_files()])
     lines = allgather_lines(
-        job.link, [json.dumps({salt: salted(digest, salt) for salt in salts}) for digest in own_digests]
+        job.link, [json.dumps({salt: salted(digest, salt) for salt in salts}) for digest in own_digests], "file digests"
     )
     files = list(map(json.loads, lines))
     for folder, (salt, before) in earlier.items():

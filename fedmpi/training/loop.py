@@ -23,6 +23,7 @@ from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manif
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.crossed import Crossing
 from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.part import Now
 from fedmpi.runs.loop.records import Records
@@ -236,6 +237,7 @@ def _assemble(job, recorder, folder, identity, callbacks, signals):
     loop = Loop(
         run,
         [
+            Crossing(),
             Dealing(task),
             Replicas(federation, config.faults.check_replicas),
             evaluating,
@@ -282,7 +284,7 @@ def _begin(job, recorder, training, began):
 
 def _diverged(job, training, met):
     """The error of a run that has diverged, and what is left of it. Collective."""
-    samples = allgather_lines(job.link, filter(None, [job.task.why_not_finite()]))
+    samples = allgather_lines(job.link, filter(None, [job.task.why_not_finite()]), "errors")
     error = Diverged("; ".join([str(met), *samples[:1]]))
     training.checkpoints.finish()
     recorder, done = training.records.recorder(), training.checkpoints.done
@@ -383,7 +385,7 @@ def _num_samples(job, early_stopping):
         of_pass = job.task.num_samples(client.index) / job.samplers[client.index].batches_per_pass
         ended = early_stopping.ended.get(client.index, job.federation.round_index)
         total += client.num_draws * of_pass * ended / job.federation.round_index
-    return float(job.link.allgather([total]).sum())
+    return float(job.link.allgather([total], "sample counts").sum())
 
 
 def _outcome(job, folder, metrics=None, was_complete=False):

@@ -535,14 +535,14 @@ class ThreadLink(SoloLink):
         self._shared["barrier"].wait(timeout=300)
         return values
 
-    def average(self, block, divisor, out):
+    def average(self, block, divisor, out, kind):
         first, *others = self._all_of(block.clone())
         total = first.clone()
         for other in others:
             total.add_(other)
         super().average(total, divisor, out)
 
-    def allgather(self, values):
+    def allgather(self, values, kind):
         return np.stack(self._all_of(np.array(values)))
 
 

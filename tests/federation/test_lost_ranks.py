@@ -40,15 +40,15 @@ class Losing(SoloLink):
         self.is_lost |= found
         return found
 
-    def allgather(self, values):
+    def allgather(self, values, kind):
         self.loses()
-        return super().allgather(values)
+        return super().allgather(values, kind)
 
-    def average(self, block, divisor, out):
-        self._sum(super().average, [block], block, divisor, out)
+    def average(self, block, divisor, out, kind):
+        self._sum(super().average, [block], block, divisor, out, kind)
 
-    def combine(self, vectors, partials, divisor, out):
-        self._sum(super().combine, vectors, vectors, partials, divisor, out)
+    def combine(self, vectors, partials, divisor, out, kind):
+        self._sum(super().combine, vectors, vectors, partials, divisor, out, kind)
 
     def _sum(self, summed, spoiled, *arguments):
         if self.loses():

@@ -46,12 +46,12 @@ def summed(aggregation, values, participants):
     divided_by = []
 
     class Summing(SoloLink):
-        def average(self, block, divisor, out):
+        def average(self, block, divisor, out, kind):
             divided_by.append(divisor)
             out.copy_(block)
 
-        def combine(self, vectors, partials, divisor, out):
-            super().combine(vectors, partials, 1, out)
+        def combine(self, vectors, partials, divisor, out, kind):
+            super().combine(vectors, partials, 1, out, kind)
             divided_by.append(divisor)
 
     aggregation.open(Summing(), Layout(("x",), 1, 1, torch.float32, torch.device("cpu")), range(len(values)))

@@ -194,8 +194,8 @@ class _CountingLink(SoloLink):
         self.lengths: list[int] = []
         self.numbers = 0
 
-    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
-        super().average(block, divisor, out)
+    def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor, kind: str = "own") -> None:
+        super().average(block, divisor, out, kind)
         if block.dtype == torch.float64:
             self.numbers += block.numel()
         else:

@@ -3,6 +3,10 @@
 It takes the settings of fedmpi.train, and checks what a run with these settings needs:
 
     mpirun -np 4 python -m fedmpi doctor --task.data fashion_mnist --data-dir data
+
+With --crosses it checks nothing, and prints what such a run sends from one silo to the others:
+
+    fedmpi doctor --crosses --data 'silo_{client}.h5'
 """
 
 import dataclasses
@@ -23,6 +27,7 @@ from fedmpi.cli.doctor.checks import (
     check_versions,
 )
 from fedmpi.cli.doctor.collect import allgather_facts, check_needs, try_sum
+from fedmpi.cli.doctor.crosses import describe_crossing
 from fedmpi.cli.doctor.facts import describe_rank
 from fedmpi.cli.doctor.speed import measure
 from fedmpi.comm.agreement import agree, difference
@@ -33,6 +38,7 @@ from fedmpi.config.build import same_on_all_ranks
 from fedmpi.ground.errors import AgreedUserError, UserError
 from fedmpi.ground.text import format_ranges, table
 from fedmpi.training.config import read_command_line
+from fedmpi.training.crossing import kinds_of
 
 MOST_ROWS = 32  # ranks in the table
 LAUNCH_ADVICE = "use the mpirun of mpi4py's MPI, or srun with --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI"
@@ -46,8 +52,10 @@ def main(arguments=None):
 
 def make_parser():
     """The parser of the program's own options."""
-    usage = "%(prog)s [--json] [SETTINGS OF fedmpi.train]"
+    usage = "%(prog)s [--crosses] [--json] [SETTINGS OF fedmpi.train]"
     parser = Parser(prog="fedmpi doctor", add_help=False, description=__doc__, usage=usage)
+    text = "only print what goes from a silo to the others in a run with these settings; no data are read"
+    parser.add_argument("--crosses", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of tables")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     parser.add_argument("--help", "-h", action="store_true", help="show this help")
@@ -76,6 +84,9 @@ def _run(arguments, link):
         show(link, read)
         return
     options, config = read
+    if options.crosses:
+        show(link, describe_crossing(kinds_of(config), options.json))
+        return
     agree(link, lambda: _check_launch(link, options.json, config.machine.ranks))
     link.barrier()
     own = describe_rank(link, config.machine.device)

@@ -32,7 +32,7 @@ LOOK_SECONDS = 5.0  # that another node may need to see a new file: network file
 
 def allgather_texts(link, text):
     """Every rank's text, in rank order; line breaks become blanks."""
-    return allgather_lines(link, [" ".join(text.splitlines())])
+    return allgather_lines(link, [" ".join(text.splitlines())], "machines")
 
 
 def allgather_facts(link, facts):
@@ -49,7 +49,7 @@ def try_sum(link, transport, device="cpu"):
     link.transport = transport
     block = link.allocate(SUM_ELEMENTS, torch.float32, device)
     block.copy_(torch.arange(SUM_ELEMENTS) % 251 + link.rank)
-    link.allreduce(block)
+    link.allreduce(block, "machines")
     expected = (torch.arange(SUM_ELEMENTS) % 251) * link.size + link.size * (link.size - 1) // 2
     return link.first_rank_where(not torch.equal(block.cpu(), expected.to(block.dtype))) is None, link.summed_by
 
@@ -108,7 +108,7 @@ def _check_rows(link, ranks, config, context, sizes, errors):
         left = (memory_of(context.device) or [None])[0]
     elif (left := available_memory(link.local_size)) is not None:
         left *= link.local_size
-    found = link.allgather([rows, float("nan") if left is None else left])
+    found = link.allgather([rows, float("nan") if left is None else left], "machines")
     needed, lefts = found[:, 0].tolist(), found[:, 1].tolist()
     alone = [dataclasses.replace(facts, leader=facts.rank) for facts in ranks] if on_gpu else ranks
     return rows, check_memory(alone, needed, lefts)
@@ -116,15 +116,16 @@ def _check_rows(link, ranks, config, context, sizes, errors):
 
 def _check_folder(link, out, rows):
     """The `Check` that the run folders' folder can be written, has room, and is seen by all ranks."""
-    token = out / f".fedmpi-doctor-{int(link.allgather([secrets.randbits(48)])[0, 0])}"
+    number = int(link.allgather([secrets.randbits(48)], "machinery")[0, 0])
+    token = out / f".fedmpi-doctor-{number}"
     error, room = "", float("inf")
     if link.rank == 0:
         try:
             room = _write_token(out, token)
         except OSError as met:
             error = f"{met.filename or out}: cannot be written: {met.strerror}"
-    error, room = allgather_texts(link, error)[0], link.allgather([room])[0, 0]
-    blind = [] if error else np.flatnonzero(link.allgather([not _appears(token)])[:, 0]).tolist()
+    error, room = allgather_texts(link, error)[0], link.allgather([room], "machines")[0, 0]
+    blind = [] if error else np.flatnonzero(link.allgather([not _appears(token)], "machinery")[:, 0]).tolist()
     link.barrier()
     if link.rank == 0:
         with contextlib.suppress(OSError):  # on a file system that is read-only, there is no such file

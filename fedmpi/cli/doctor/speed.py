@@ -36,7 +36,7 @@ def _measure_pair(link, a, b):
         latency = np.median(_ping(link, a, b, 1, PINGS, SECONDS))
         transfer = np.median(_ping(link, a, b, MESSAGE, 20, SECONDS))
         result = [latency, MESSAGE / transfer]
-    return link.allgather(result)[a]
+    return link.allgather(result, "machines")[a]
 
 
 def _ping(link, a, b, nbytes, most, seconds):

@@ -39,10 +39,10 @@ def check_result(federation):
         return
     name, difference, row = found
     link, of_rank_0 = federation.link, row.detach().cpu().clone()
-    link.broadcast(of_rank_0.view(torch.uint8).numpy())
+    link.broadcast(of_rank_0.view(torch.uint8).numpy(), "model")
     of_rank_0, own_row = of_rank_0.double(), row.detach().cpu().double()
     apart = (own_row - of_rank_0).abs().max() / of_rank_0.abs().max().clamp(min=1e-30)
-    largest = link.allgather([float(apart)]).max()
+    largest = link.allgather([float(apart)], "average digests").max()
     line = f"after the last round {name} {difference}: the largest relative difference is {largest:.3g}"
     if not largest <= ROUNDING:
         hint = "the ranks have different models; that of rank 0 is the one that was saved"
@@ -56,7 +56,7 @@ def _first_difference(federation):
     store, link = federation.store, federation.link
     rows = {f"row {name}": row for name, row in {**store.averaged_rows(), **store.server_rows()}.items()}
     rows |= {f"buffer '{part.name}'": part.of(store.buffers) for part in store.tail.sent.parts}
-    everyone = link.allgather([float(int(digest(row)[:HASH_DIGITS], 16)) for row in rows.values()])
+    everyone = link.allgather([float(int(digest(row)[:HASH_DIGITS], 16)) for row in rows.values()], "average digests")
     for (name, row), digests in zip(rows.items(), everyone.T.tolist()):
         (usual, count), *others = collections.Counter(digests).most_common()
         if not others:

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import torch
 
+from fedmpi.comm.crosses import OWN, Crossed
 from fedmpi.comm.faults.abort import abort
 from fedmpi.comm.faults.neighbour import exit_at_once
 from fedmpi.comm.faults.rollcall import RollCall
@@ -67,7 +68,7 @@ class MPILink(Link):
         self.num_nodes, self.usable_cores = self.topology.num_nodes, self.topology.usable_cores
         self.free_cores = min(self.usable_cores, len(self.topology.cores) - int(self.topology.busy + 1 - NOISE))
         self.transport = transport
-        self.traffic, self.progress = Traffic(), [0, 0]
+        self.traffic, self.crossed, self.progress = Traffic(), Crossed(), [0, 0]
         self.roll_call, self._survivors = None, None
         self.members, self.lost_in = tuple(range(self.size)), {}
         self.summed_by = "nothing to sum" if self.size == 1 else "Allreduce"
@@ -122,30 +123,33 @@ class MPILink(Link):
         gpus_are_shared = len({*numbers.tolist()}) < self.size and bool(on_gpu.all())
         return Facts(nbytes, kind, self.topology.smallest_node, self.num_nodes, gpus_are_shared)
 
-    def average(self, block, divisor, out):
+    def average(self, block, divisor, out, kind=OWN):
         """See `Link.average`. In the account it is one Allreduce of the block, whatever the transport does."""
         self.traffic.add(block.numel() * block.element_size())
         if self.size == 1:
             divide(block, divisor, out)
             return
+        self.crossed.note(kind, block.nbytes)
         transport = self._owner(block)
         with self.collective():
             self._sums[transport].average(block, divisor, out)
         self.summed_by = transport.description
 
-    def combine(self, vectors, partials, divisor, out):
+    def combine(self, vectors, partials, divisor, out, kind=OWN):
         """See `Link.combine`; in the account as `average`."""
         self.traffic.add(out.numel() * out.element_size())
         if self.size == 1:
             combine_alone(vectors, partials, divisor, out)
             return
+        self.crossed.note(kind, out.nbytes)
         transport = self._owner(vectors[0])
         with self.collective():
             self._sums[transport].combine(vectors, partials, divisor, out)
         self.summed_by = f"{transport.description}, reproducible"
 
-    def add_integers(self, block):
+    def add_integers(self, block, kind=OWN):
         self.traffic.add(block.nbytes)
+        self._note(kind, block.nbytes)
         transport = self._sharing(block)
         if self.size > 1 and transport is not None:
             self._attempt(lambda: transport.average(block, 1, block))  # torch's integers wrap
@@ -154,11 +158,12 @@ class MPILink(Link):
             self._attempt(lambda: add_integers(self.topology.world, host))
             block.copy_(host)
 
-    def exchange_slices(self, vectors, reduce, out, dtype=None):
+    def exchange_slices(self, vectors, reduce, out, dtype=None, kind=OWN):
         self.traffic.add_slices(vectors, out)
+        self._note(kind, out.nbytes)
         transport = self._sharing(out)
         is_in_place = transport is not None and [vector.data_ptr() for vector in vectors] in ([], [out.data_ptr()])
-        everyone = self.allgather([len(vectors), is_in_place])
+        everyone = self.allgather([len(vectors), is_in_place], "machinery")
         if out.numel() == 0:
             return
         if self.size == 1:
@@ -171,12 +176,13 @@ class MPILink(Link):
             self._attempt(lambda: exchange_slices(self.topology.world, on_host, reduce, host, dtype or out.dtype))
             out.copy_(host)
 
-    def allgather_vectors(self, vector):
+    def allgather_vectors(self, vector, kind=OWN):
         self.traffic.add(vector.nbytes)
         if self.size == 1:
             return [vector.clone()]
         host = vector.cpu()
         parts = self._repeat(lambda: allgather_vectors(self.topology.world, host))
+        self._note(kind, sum(part.nbytes for part in parts))
         return [part.to(vector.device) for part in parts]
 
     def _owner(self, block):
@@ -188,13 +194,19 @@ class MPILink(Link):
         transport = self._owner(block)
         return transport if self.num_nodes == 1 and isinstance(transport, SharedMemory) else None
 
-    def allgather(self, values):
+    def _note(self, kind, nbytes):
+        """Take note of a message to other ranks, of so many bytes."""
+        if self.size > 1:
+            self.crossed.note(kind, nbytes)
+
+    def allgather(self, values, kind=OWN):
         everyone = self._repeat(lambda: self.topology.world.allgather(values))
+        self._note(kind, everyone.nbytes)
         if self.size > 1:
             self.traffic.other_bytes += everyone[0].nbytes
         return everyone
 
-    def allgatherv(self, values):
+    def allgatherv(self, values, kind=OWN):
         own_values, world = np.ascontiguousarray(values, dtype=np.float64), self.topology.world
 
         def exchange():
@@ -204,14 +216,19 @@ class MPILink(Link):
             return everyone
 
         self.traffic.other_bytes += own_values.nbytes + 8
-        return self._repeat(exchange)
+        everyone = self._repeat(exchange)
+        self._note(kind, everyone.nbytes)
+        return everyone
 
-    def begin_allgather(self, values):
+    def begin_allgather(self, values, kind=OWN):
+        self._note(kind, len(values))
         return super().begin_allgather(values) if self.size == 1 else self.topology.world.begin_allgather(values)
 
-    def alltoallv(self, rows, wanted):
+    def alltoallv(self, rows, wanted, kind=OWN):
         counts = [len(indices) for indices in wanted]
-        incoming = self.allgather(counts)[:, self.rank].astype(int)
+        everyone = self.allgather(counts, "machinery")
+        self._note(kind, everyone.sum())
+        incoming = everyone[:, self.rank].astype(int)
         sent = rows[np.concatenate(wanted)]
         received = np.empty((incoming.sum(), *rows.shape[1:]), rows.dtype)
         # Counted in rows: the number of bytes may exceed MPI's 32 bits.
@@ -222,10 +239,11 @@ class MPILink(Link):
         self.traffic.other_bytes += sent.nbytes
         return received
 
-    def broadcast(self, array):
+    def broadcast(self, array, kind=OWN):
         data, world = array.reshape(-1).view(np.uint8), self.topology.world
         for begin in range(0, data.size, LARGEST_CALL):
             self._repeat(lambda begin=begin: self.topology.waiter(world.mpi.Ibcast(data[begin : begin + LARGEST_CALL])))
+        self._note(kind, data.size)
         self.traffic.other_bytes += data.size
 
     def barrier(self):
@@ -240,7 +258,8 @@ class MPILink(Link):
 
     def _begin_watch(self, limit):
         own_host = np.frombuffer(platform.node().encode()[:HOST_BYTES].ljust(HOST_BYTES), np.uint8)
-        hosts = [bytes(row.astype(np.uint8)).decode(errors="replace").strip() for row in self.allgather(own_host)]
+        everyone = self.allgather(own_host, "machinery").astype(np.uint8)
+        hosts = [bytes(row).decode(errors="replace").strip() for row in everyone]
         link = weakref.proxy(self)  # the watch outlives a link that is dropped without `close`
 
         def describe(rank):

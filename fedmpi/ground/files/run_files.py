@@ -17,6 +17,7 @@ MODEL_AND_ROWS = "model.h5"  # the same tensors, and the algorithm's rows x, m, 
 CLIENTS = "clients.json"  # the clients' names (or null) and numbers of training samples
 DATA_FILES = "data.json"  # a salt, and a salted checksum of each data file
 CLIENT_MODEL = "models/client_{client}.safetensors"  # of a run with personal layers: each client's own model
+CROSSED = "crossed.json"  # which kinds of messages have crossed, see `fedmpi.comm.crosses`
 PARTITION = "partition.h5"  # which samples each client has
 DIVERGED = "diverged.txt"  # why a run ended without a result, in one line
 ROC = "roc.csv"  # of a run that maximises AUC: the result's ROC curve on the test set
@@ -30,7 +31,7 @@ SERVER_STATE = "server.safetensors"  # beside it: the state that all ranks share
 BEST_SO_FAR = "kept.h5"  # the best model of a run that diverged later, in the layout of MODEL_AND_ROWS
 FILES = (
     *(MARK, LOCK, SETTINGS, RECORDS, MODEL, MODEL_DESCRIPTION, MODEL_AND_ROWS, CLIENTS, DATA_FILES, PARTITION),
-    *(DIVERGED, ROC, ATTACK_FIGURE, BEST_SO_FAR, BASELINES, RESULT),
+    *(DIVERGED, ROC, ATTACK_FIGURE, BEST_SO_FAR, BASELINES, RESULT, CROSSED),
 )
 
 
@@ -90,7 +91,7 @@ def check_files(run_folder: pathlib.Path) -> None:
         UserError: if one is something else, or cannot be looked at.
     """
     for name in FILES:
-        check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES))
+        check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES, CROSSED))
         check_regular(run_folder / f"{name}.part", is_changed=True)
     if not read_mark(run_folder, "run"):
         if os.path.lexists(run_folder / MARK):

@@ -177,7 +177,7 @@ def number_on_node(text: str) -> float:
 
 def warn_if_shared(link: Any, device: torch.device) -> None:
     """Print a line for each GPU that several ranks share, on the first of them. Collective on the link."""
-    sharing = ranks_that_share(link.allgather([device_number(device)])[:, 0], link.rank)
+    sharing = ranks_that_share(link.allgather([device_number(device)], "machinery")[:, 0], link.rank)
     if len(sharing) > 1 and sharing[0] == link.rank:
         ranks = ", ".join(map(str, sharing))
         log.warning(
@@ -199,7 +199,7 @@ def bind_to_near_cores(device: torch.device, link: Any) -> None:
     more closely stays. A mistake here could make a run slower, and does not change its results.
     """
     near = near_cores(device)
-    places = link.allgather([number_on_node(f"cores {near}") if near else -1.0])[:, 0]
+    places = link.allgather([number_on_node(f"cores {near}") if near else -1.0], "machinery")[:, 0]
     num_sharing = int((places == places[link.rank]).sum())
     cores = cores_to_use(usable_cores(), near, num_sharing * torch.get_num_threads())
     if cores:

@@ -210,10 +210,11 @@ def _share_state(link: Link, state: Mapping[str, Any]) -> dict[str, Any]:
             {name: value for name, value in shared.items() if name not in tensors},
             [(name, str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()],
         ],
+        "checkpoints",
     )
     for name, dtype, shape in described:
         tensor = tensors[name] if link.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype))
         if tensor.numel():
-            link.broadcast(tensor.reshape(-1).view(torch.uint8).numpy())
+            link.broadcast(tensor.reshape(-1).view(torch.uint8).numpy(), "checkpoints")
         numbers[name] = tensor
     return dict(numbers)

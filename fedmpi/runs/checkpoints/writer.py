@@ -129,7 +129,7 @@ class Checkpoints:
             thread.join()
         if run.federation.requests & LASTING:
             thread.join(SHARE_OF_ROUND * self._seconds)
-            found = link.allgather([thread.is_alive(), bool(thread.problem)])
+            found = link.allgather([thread.is_alive(), bool(thread.problem)], "checkpoints")
             if not found[:, 0].any():
                 self._end(thread, found[:, 1].any())
 
@@ -147,7 +147,8 @@ class Checkpoints:
         """Wait for what is being written, and complete it."""
         if self._thread is not None:
             self._thread.join()
-            self._end(self._thread, self._run.link.allgather([bool(self._thread.problem)]).any())
+            found = self._run.link.allgather([bool(self._thread.problem)], "checkpoints")
+            self._end(self._thread, found.any())
 
     def restore(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
@@ -193,7 +194,8 @@ class Checkpoints:
         """See `_complete`: of the checkpoint that is written now."""
         paths = {client: self._client_file(written.number, client) for client in self._run.clients}
         own_rows = [(client, *written.sizes[path.name]) for client, path in paths.items()]
-        everyone = self._run.link.allgatherv([number for row in own_rows for number in row]).reshape(-1, 3).astype(int)
+        numbers = [number for row in own_rows for number in row]
+        everyone = self._run.link.allgatherv(numbers, "checkpoints").reshape(-1, 3).astype(int)
         present = {client: [written.number, *sizes] for client, *sizes in everyone.tolist()}
         before = {} if self.done is None else self._complete[self.done]
         return {**dict.fromkeys(range(self._run.num_clients)), **before, **present}

@@ -48,7 +48,7 @@ def at_once(link: Link, steps: Steps) -> Any:
     try:
         values = next(steps)
         while True:
-            values = steps.send(link.allgather(values))
+            values = steps.send(link.allgather(values, "checkpoints"))
     except StopIteration as end:
         return end.value
 
@@ -62,13 +62,13 @@ class Later:
 
     def __init__(self, link: Link, steps: Steps) -> None:
         self._link, self._steps = link, steps
-        self._gathering = link.begin_allgather(next(steps))
+        self._gathering = link.begin_allgather(next(steps), "checkpoints")
 
     def go_on(self, waits: bool = False) -> bool:
         """Make the steps that can be made now, or all if it `waits` for the other ranks; whether that were all."""
         try:
             while (everyone := self._gathering.wait() if waits else self._gathering.poll()) is not None:
-                self._gathering = self._link.begin_allgather(self._steps.send(everyone))
+                self._gathering = self._link.begin_allgather(self._steps.send(everyone), "checkpoints")
         except StopIteration:
             return True
         return False

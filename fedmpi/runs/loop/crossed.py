@@ -1,0 +1,53 @@
+"""The kinds of messages that have crossed, in a run's folder."""
+
+import json
+import pathlib
+import weakref
+from typing import Any
+
+from fedmpi.comm.crosses import KINDS
+from fedmpi.ground.files.run_files import CROSSED
+from fedmpi.runs.loop.part import OwnPart
+from fedmpi.runs.loop.run import Run
+
+
+class Crossing(OwnPart):
+    """Writes which kinds of messages have crossed, as soon as one does, with what it carries.
+
+    "round" is that in which the first was sent, also by an earlier start of the run; 0: before round 1.
+    """
+
+    def begin(self, run: Run) -> None:
+        self._rounds: dict[str, int] = {}
+        of_run = weakref.ref(run)  # the link may serve further runs
+
+        def tell() -> None:
+            if (found := of_run()) is not None:
+                self._write(found)
+
+        run.link.crossed.tell = tell
+        tell()
+
+    def _write(self, run: Run) -> None:
+        """Write the file, on the rank that records. Not collective."""
+        recorder = run.recorder()
+        if recorder is None:
+            return
+        self._rounds = self._rounds or {name: kind["round"] for name, kind in read_crossed(recorder.folder).items()}
+        self._rounds = dict.fromkeys(run.link.crossed, run.federation.round_index) | self._rounds
+        kinds = {
+            name: {"round": self._rounds[name], "carries": kind.carries, "to": kind.to}
+            for name, kind in KINDS.items()
+            if name in self._rounds
+        }
+        text = json.dumps(kinds, indent=1, ensure_ascii=False) + "\n"
+        recorder.write(lambda folder: (folder / CROSSED).write_text(text, encoding="utf-8"))
+
+
+def read_crossed(folder: pathlib.Path) -> dict[str, Any]:
+    """What the file in a run folder contains, name of a kind -> its facts; {} if there is none that can be read."""
+    try:
+        found = json.loads((folder / CROSSED).read_text(encoding="utf-8"))
+        return {name: {**kind, "round": int(kind["round"])} for name, kind in found.items()}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return {}

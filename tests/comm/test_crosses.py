@@ -1,0 +1,181 @@
+"""What goes from a silo to the others: every message of every door is of a kind that the table has."""
+
+import ast
+import json
+import re
+
+import pytest
+from helpers import PROGRAMS, ROOT, execute, launch_words, start
+
+from fedmpi.cli.doctor.crosses import describe_crossing
+from fedmpi.comm.crosses import KINDS, OWN, Crossed, as_rows
+from fedmpi.training.config import read_command_line
+from fedmpi.training.crossing import kinds_of
+
+# Verbs of a link, and functions around them, that take a kind.
+VERBS = {"average", "combine", "add_integers", "exchange_slices", "allgather_vectors", "allgather", "begin_allgather"}
+VERBS |= {"allgatherv", "alltoallv", "broadcast", "allreduce", "allgather_lines"}
+# Kinds that a run may send by its settings, and does not always need: an error, a buffer, scattered samples.
+AS_NEEDED = {"errors", "checkpoints", "file digests", "model", "buffers", "samples", "left out"}
+PLAIN = ("digits", "silos with metrics", "silos in shared memory")
+
+
+def found(ranks, out, *doors):
+    """Door -> what `crosses.py` has found of it."""
+    job = start(ranks, PROGRAMS / "crosses.py", out, *doors)
+    assert job.returncode == 0, job.stdout + job.stderr
+    lines = [json.loads(line[len("FOUND ") :]) for line in job.stdout.splitlines() if line.startswith("FOUND ")]
+    return {line["door"]: line for line in lines}
+
+
+def check(doors):
+    for door, line in doors.items():
+        seen = {*line["seen"]}
+        assert not line["wrong"], f"{door}: {line['wrong']}"
+        assert seen <= KINDS.keys(), door
+        if line["crossed"] is not None and door != "evaluate":  # the folder there is that of the training run
+            assert seen == {*line["crossed"]}, door
+        if line["said"] is not None:
+            said = {*line["said"]}
+            assert seen <= said, f"{door}: sent, and not said before: {seen - said}"
+            ended = line["crossed"] is None  # before there was a run folder
+            assert ended or said - seen <= AS_NEEDED, f"{door}: said, and not sent: {said - seen}"
+
+
+def test_every_message_is_of_a_kind_that_the_table_and_the_run_folder_have(tmp_path):
+    doors = found(2, tmp_path, *PLAIN)
+    assert [*doors] == [*PLAIN]
+    check(doors)
+    assert {"outputs", "labels", "scales", "names", "test counts"} <= {*doors["silos with metrics"]["seen"]}
+    assert not {"outputs", "words", "samples", "slices"} & {*doors["silos in shared memory"]["seen"]}
+    kinds = json.loads((tmp_path / "silos-with-metrics" / "crossed.json").read_text(encoding="utf-8"))
+    assert {name: kinds[name]["round"] for name in ("scales", "rows", "outputs")} == {
+        "scales": 0,
+        "rows": 0,
+        "outputs": 2,
+    }
+    assert kinds["outputs"]["carries"] == KINDS["outputs"].carries
+
+
+@pytest.mark.rarely
+def test_every_message_of_every_door(tmp_path):
+    doors = found(2, tmp_path)
+    check(doors)
+    sent = set().union(*(line["seen"] for line in doors.values()))
+    assert sent == KINDS.keys() - {OWN}, f"no door sends {KINDS.keys() - sent}"
+
+
+@pytest.mark.rarely
+def test_three_ranks_send_the_same_kinds(tmp_path):
+    check(found(3, tmp_path, *PLAIN, "median", "auc of silos", "average"))
+
+
+@pytest.mark.rarely
+@pytest.mark.parametrize("words", ["fedmpi data list", "fedmpi report --help", "fedmpi sweep --help", "predict"])
+def test_other_programs_send_nothing(words, tmp_path):
+    """They do not load MPI, also under mpirun."""
+    if words == "predict":
+        command, variables = launch_words(1, "-m", "fedmpi.train", "--rounds", "1", "--out", tmp_path, "--name", "it")
+        assert execute(command, env=variables).returncode == 0
+        words = f"fedmpi predict {tmp_path / 'it'} digits --split test"
+    code = f"""
+import sys
+sys.argv[:] = {words.split()!r}
+try:
+    from fedmpi.__main__ import main
+    main()
+finally:
+    print("MPI" if "mpi4py.MPI" in sys.modules else "no MPI")
+"""
+    command, variables = launch_words(2, "-c", code)
+    job = execute(command, env=variables, cwd=tmp_path)
+    assert job.stdout.splitlines().count("no MPI") == 2, job.stdout + job.stderr
+
+
+def calls():
+    """(place, receiver and arguments) of each call of a verb in the package, but for what measures made-up vectors."""
+    for path in sorted((ROOT / "fedmpi").rglob("*.py")):
+        place = str(path.relative_to(ROOT / "fedmpi"))
+        if place.startswith(("comm/sums/", "comm/faults/", "cli/bench/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            function = node.func if isinstance(node, ast.Call) else None
+            if isinstance(function, ast.Attribute) and function.attr in VERBS:
+                receiver = ast.unparse(function.value)
+                if receiver.endswith("link") or receiver == "self":
+                    yield f"{place}:{node.lineno}", receiver, node
+            elif isinstance(function, ast.Name) and function.id == "allgather_lines":
+                yield f"{place}:{node.lineno}", "", node
+
+
+def test_every_verb_names_its_kind():
+    named = set()
+    for place, receiver, node in calls():
+        last = [*node.args, *(option.value for option in node.keywords if option.arg == "kind")][-1]
+        if isinstance(last, ast.Name) and last.id == "kind":
+            continue  # handed on
+        is_text = isinstance(last, ast.Constant) and isinstance(last.value, str)
+        if receiver == "self" and not is_text:
+            continue  # a method of another class
+        assert is_text and last.value in KINDS, f"{place}: {ast.unparse(node)}"
+        named.add(last.value)
+    # What rank 0 decides (`share`) is of the kind "run" unless another one is named.
+    assert named == KINDS.keys() - {OWN, "run"}
+
+
+def test_a_kind_that_the_table_lacks_is_an_error():
+    crossed = Crossed()
+    crossed.note("losses", 8)
+    crossed.note("rows", 0)  # nothing is sent
+    assert crossed == {"losses"}
+    with pytest.raises(ValueError, match="message of kind 'secrets': expected one of rows, partial sums, "):
+        crossed.note("secrets", 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "less"),
+    [
+        ("", "samples class-counts rows", "labels outputs words slices own names"),
+        ("--data silo_{client}.h5", "labels scales names test-counts", "samples outputs"),
+        ("--data silo_{client}.h5 --task.metrics f1", "outputs", "samples"),
+        ("--task language --data silo_{client}.h5", "words", "texts outputs class-counts"),
+        ("--task auc", "outputs", "test-counts"),
+        ("--aggregation centred_clipping", "slices norms", "rows"),
+        ("--aggregation reproducible", "partial-sums", "rows slices"),
+        ("--codec half", "slices", "rows"),
+        ("--codec random_k", "rows", "slices"),
+        ("--faulty leave_out", "left-out", ""),
+        ("--baselines local --cross-site true", "silo-models test-counts", ""),
+        ("--task quadratic", "evaluation", "class-counts samples outputs"),
+        ("--aggregation own_sending.TrimmedMean", "own", ""),
+    ],
+)
+def test_the_settings_say_what_may_cross(words, more, less, monkeypatch):
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    said = {name.replace(" ", "-") for name in kinds_of(read_command_line(words.split()))}
+    assert {*more.split()} <= said and not {*less.split()} & said
+
+
+@pytest.mark.rarely
+def test_the_doctor_prints_it(tmp_path):
+    words = ("-m", "fedmpi", "doctor", "--crosses", "--data", "no_such_{client}.h5", "--task.metrics", "f1")
+    for as_json in ((), ("--json",)):
+        command, variables = launch_words(1, *words, *as_json)
+        job = execute(command, env=variables, cwd=tmp_path)
+        kinds = kinds_of(read_command_line(words[4:]))
+        assert job.returncode == 0 and job.stdout == describe_crossing(kinds, bool(as_json)) + "\n", job.stderr
+    assert json.loads(job.stdout)["outputs"]["what leaves a silo"] == KINDS["outputs"].carries
+
+
+def test_the_page_has_the_table(request):
+    """``pytest tests/comm/test_crosses.py --write-golden`` writes it."""
+    page, (header, *rows) = ROOT / "docs" / "how_it_works.md", as_rows(KINDS)
+    lines = [header, ["---"] * len(header), *([f"`{name}`", *cells] for name, *cells in rows)]
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = re.split(r"(^<!-- crosses: begin .*-->\n)", text, flags=re.MULTILINE)
+    between, end, after = rest.partition("<!-- crosses: end -->\n")
+    if request.config.getoption("--write-golden"):
+        between = table
+        page.write_text(before + begin + table + end + after, encoding="utf-8")
+    assert between == table
