@@ -37,8 +37,9 @@ from fedmpi.ground.text import Log, short
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
-from fedmpi.tasks.metrics import ANSWERS, by_name, crossing, last_layer, or_nan
+from fedmpi.tasks.metrics import ANSWERS, by_name, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
+from fedmpi.tasks.pooling import Facts, Measuring
 
 log = Log(__name__)
 
@@ -166,7 +167,7 @@ class LoadedClassification(LoadedTask):
     is_personal = True
     random_loss = False
     weighs_classes = "--task.class_weights balanced weighs all classes the same in the loss"  # "": not in this task
-    _metrics = None  # name -> `Metric`
+    _metrics = _measuring = None  # name -> `Metric`; the `Measuring` of them
     _class_weights = None  # [num_classes] on the device; None: all are 1
 
     def __init__(self, settings, context, sources, parts, rows, tests, names):
@@ -222,13 +223,15 @@ class LoadedClassification(LoadedTask):
         if self._settings.metrics:
             self._metrics = by_name(self._settings.metrics, self.num_classes, "task.metrics")
             self.measured = f"{', '.join(self._metrics)}: of all test samples"
+            is_common = not self.has_own_tests
+            self._measuring = Measuring(self._metrics, is_common, self._context.scores_of(is_common))
+            facts = Facts(self.num_classes, 0, False, True)
+            self._measuring.say(link, facts, self._context.scores, "task.metrics", "test")
         if self._settings.class_weights == "balanced":
             self._class_weights = self._balanced(link)
             weighted = "losses: means over samples of class weight * loss"
             self.measured = "; ".join(filter(None, [self.measured, weighted]))
         self._warn_of_rare_classes(link)
-        if self._metrics and self.has_own_tests and link.size > 1 and link.rank == 0:
-            log.warning(crossing("task.metrics", "test", self._metrics))
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._tests = agree(link, lambda: [self._samples(*pair) for pair in self._test_rows])
@@ -358,9 +361,7 @@ class LoadedClassification(LoadedTask):
             batches = [(module(inputs).double().cpu(), labels.cpu()) for inputs, labels in samples.all()]
             empty = (torch.empty(0, self.num_classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64))
             answers.append([torch.cat(parts) for parts in zip(empty, *batches)])
-        outputs, labels = (link.allgatherv(torch.cat(parts).flatten().numpy()) for parts in zip(*answers))
-        everyone = (torch.from_numpy(outputs).reshape(len(labels), -1), torch.from_numpy(labels).long())
-        found = {name: metric(*everyone) for name, metric in self._metrics.items()}
+        found = self._measuring(link, answers)
         tables = {name: value for name, value in found.items() if isinstance(value, list)}
         numbers = {name: value for name, value in found.items() if name not in tables}
         names = as_strings(self._attributes.get("class_names", range(self.num_classes)))
