@@ -36,7 +36,7 @@ from fedmpi.ground.streams import generator
 from fedmpi.ground.text import Log, short
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
-from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
 from fedmpi.tasks.metrics import ANSWERS, by_name, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
 from fedmpi.tasks.pooling import Facts, Measuring
@@ -196,6 +196,7 @@ class LoadedClassification(LoadedTask):
         self.user_batches = self._transform is not None
         self._check(source)
         self._facts = [_facts(own, settings) for own in sources.values()]
+        self._words = [_words(own) for own in sources.values()]
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
@@ -215,6 +216,8 @@ class LoadedClassification(LoadedTask):
 
     def synchronise(self, link):
         _check_equal(link, self._facts, self._settings.data)
+        if self.has_own_tests:
+            check_equal_words(link, self._words, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes]).max())
         if self.has_own_tests:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
@@ -447,14 +450,22 @@ def _facts(source, settings):
 
     Fields of a table were filled and encoded by what its silo knew; other samples are as they were measured.
     """
-    names = {key: as_strings(source.attributes[key]) for key in NAMES if key in source.attributes}
     mean, std = settings.mean or source.mean, settings.std or source.std
     return [
         f"{source.dtype} samples {list(source.shape)}",
         f"{source.num_classes} classes" if source.classes_declared else "no attribute num_classes",
-        *(f"{key.replace('_', ' ')}: {', '.join(names.get(key, ['none']))}" for key in NAMES),
         f"mean {list(mean)}, std {list(std)}" if COLUMNS in source.attributes else f"{len(mean)} mean, {len(std)} std",
     ]
+
+
+def _words(source):
+    """What of a client's file must be equal in the files of all clients, and does not leave it: kind -> text."""
+    texts = {
+        key.replace("_", " "): json.dumps(as_strings(source.attributes[key]))
+        for key in NAMES
+        if key in source.attributes
+    }
+    return texts | ({COLUMNS: str(source.attributes[COLUMNS])} if COLUMNS in source.attributes else {})
 
 
 def _check_equal(link, facts, data):

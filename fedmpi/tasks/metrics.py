@@ -351,7 +351,7 @@ class Metric:
 
     @property
     def is_micro(self):
-        """Whether it counts all labels of all samples alike, as if they were those of one."""
+        """Whether each label of each sample counts the same."""
         return self._settings.get("average") == "micro"
 
     @property

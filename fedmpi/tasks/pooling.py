@@ -82,8 +82,8 @@ class Measuring:
     """How metrics of all silos' samples are computed.
 
     Attributes:
-        metrics: name -> `Metric`. is_common: whether all ranks have the samples in common, so that nothing of them is
-            told by sending outputs. scores: how metrics of the order of scores are computed, "bins" or "samples".
+        metrics: name -> `Metric`. is_common: whether all ranks have the samples in common: then sending outputs reveals
+            nothing of them. scores: how metrics of the order of scores are computed, "bins" or "samples".
         form: of the `Answers`.
     """
 

@@ -1,6 +1,7 @@
 """Segmentation: the class of each pixel of an image."""
 
 import dataclasses
+import json
 import math
 
 import h5py
@@ -17,7 +18,7 @@ from fedmpi.ground.files.run_files import PARTITION
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import generator
 from fedmpi.tasks.custom import LoadedOwnTask, Task
-from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
 
 
 def _accuracy(counts):
@@ -129,6 +130,8 @@ class LoadedSegmentation(LoadedOwnTask):
 
     def synchronise(self, link):
         super().synchronise(link)
+        if self.has_own_tests:
+            check_equal_words(link, [_class_names(source) for source in self._sources], self.data)
         mean, std = pool_normalisation(link, self.data, self._sources)
         for pixels in self._sets:
             pixels.normalisation = (mean, std)
@@ -139,3 +142,9 @@ class LoadedSegmentation(LoadedOwnTask):
         classes = [*map(str, source.attributes.get("class_names", range(source.num_classes)))]
         facts = {"shape": list(input_shape(source.shape)), "divide_by": per_value, "mean": list(mean), "std": list(std)}
         return {"input": facts, "outputs": "pixels", "class_names": classes}
+
+
+def _class_names(source):
+    """What of a client's file must be equal in the files of all clients, see `check_equal_words`."""
+    names = source.attributes.get("class_names")
+    return {} if names is None else {"class names": json.dumps([*map(str, names)])}

@@ -34,14 +34,14 @@ def pooled(parts, metrics, scores="bins", takes=None, **form):
     return Measuring(metrics, False, scores, form)(SoloLink(), parts)
 
 
-def together(parts):
+def joined(parts):
     return [torch.cat(column) for column in zip(*parts)]
 
 
 @pytest.mark.parametrize("num_classes", [2, 4])
 def test_metrics_of_classes_are_those_of_all_samples(num_classes):
     parts = silos(num_classes)
-    outputs, targets = together(parts)
+    outputs, targets = joined(parts)
     y, found = targets.numpy(), outputs.argmax(1).numpy()
     average = {} if num_classes == 2 else {"average": "macro"}
     right = {
@@ -65,7 +65,7 @@ def test_metrics_of_classes_are_those_of_all_samples(num_classes):
 @pytest.mark.parametrize("num_classes", [2, 3])
 def test_means_over_samples_are_those_of_all_samples(num_classes):
     parts = silos(num_classes)
-    outputs, targets = together(parts)
+    outputs, targets = joined(parts)
     shares = outputs.softmax(1).numpy()
     right = sk.log_loss(targets.numpy(), shares, labels=range(num_classes))
     names = {"loss": "sklearn.metrics.log_loss", "brier": "sklearn.metrics.brier_score_loss"}
@@ -83,7 +83,7 @@ def test_regression_is_that_of_all_samples(width, offset):
         shape = size if width is None else (size, width)
         targets = stream.standard_normal(shape) * (silo + 1) + offset + 3 * silo
         parts.append((torch.tensor(targets + stream.standard_normal(shape)), torch.tensor(targets)))
-    outputs, targets = (column.numpy() for column in together(parts))
+    outputs, targets = (column.numpy() for column in joined(parts))
     names = ["r2_score", "explained_variance_score", "mean_squared_error", "root_mean_squared_error"]
     names += ["mean_absolute_error", "max_error"] if width is None else ["mean_absolute_error"]
     got = pooled(parts, {name: f"sklearn.metrics.{name}" for name in names}, kind="values")
@@ -104,7 +104,7 @@ def test_regression_without_differences():
 def test_several_labels_are_counted_label_by_label():
     stream = np.random.default_rng(4)
     parts = [(torch.tensor(stream.standard_normal((n, 3))), torch.tensor(stream.integers(0, 2, (n, 3)))) for n in SIZES]
-    outputs, targets = (column.numpy() for column in together(parts))
+    outputs, targets = (column.numpy() for column in joined(parts))
     found = (outputs > 0).astype(int)
     names = {
         "macro": ("sklearn.metrics.f1_score", {"average": "macro"}),
@@ -151,7 +151,7 @@ def test_areas_from_bins_are_off_by_at_most_a_thousandth(kind, share, number):
 
 def test_areas_of_several_classes_from_bins():
     parts = [pair for seed in range(20) for pair in silos(3, seed=seed)]
-    outputs, targets = together(parts)
+    outputs, targets = joined(parts)
     shares = outputs.softmax(1).numpy()
     indicator = np.eye(3)[targets]
     for name, average in (("roc_auc_score", "macro"), ("roc_auc_score", "weighted"), ("roc_auc_score", "micro"),
@@ -163,7 +163,7 @@ def test_areas_of_several_classes_from_bins():
 
 def test_own_metrics_say_what_they_take():
     parts = silos(3)
-    outputs, targets = together(parts)
+    outputs, targets = joined(parts)
     seen = {}
 
     def counts(table):
