@@ -28,7 +28,8 @@ _KINDS = {
     "rows": Kind(
         "the model as the rank's clients have changed it, times their weights and added up: of a rank with one client,"
         " that client's model. With many methods also further vectors of the model's length (momentum), and the "
-        "running means and variances that a model keeps of its inputs. In the place of layers that are --private, "
+        "running means and variances that a model keeps of its inputs, and with some a few numbers (a norm, how many "
+        "steps were made). In the place of layers that are --private, "
         "their initial values or zeros are sent. With --codec, fewer numbers stand for all of them",
         only_if="--aggregation mean, the default",
         when="in every round, once for each average that the algorithm makes",
@@ -81,8 +82,8 @@ _KINDS = {
         when="before training, once",
     ),
     "file facts": Kind(
-        "of each client's data: type and shape of a sample, number and names of the classes, names of the features, of "
-        "tables also the mean and deviation of each column",
+        "of each client's data: type and shape of a sample, number of classes, of tables also "
+        "the mean and deviation of each column",
         only_if="tasks of classes: classification, auc, Datasets with labels",
         when="before training, once",
         kept="model.json",
@@ -99,9 +100,18 @@ _KINDS = {
         when="before training, once",
         kept="clients.json",
     ),
+    "blind words": Kind(
+        "for every distinct word of a silo's texts, and for the names of classes and features in its file, 32 bytes that "
+        "nobody can turn back into the word or compare with a dictionary (a point of a curve times secret numbers of "
+        "all ranks), and how many clients of the rank have it; from these a rank learns which of its own words at least "
+        "--least silos have",
+        only_if="a file for each silo: --task language without --task.vocabulary, classes and features with names",
+        when="before training, once",
+    ),
     "words": Kind(
-        "every distinct word of the rank's training texts, in the order in which they first occur",
-        only_if="--task language",
+        "the words of the training texts that at least --least silos have (by default 2); of one text that all ranks "
+        "have, and with --least 1, every word, in the order in which they first occur",
+        only_if="--task language without --task.vocabulary",
         when="before training, once",
         kept="model.json",
     ),
@@ -150,10 +160,19 @@ _KINDS = {
     "outputs": Kind(
         "the label of every single test sample (and held-out sample, of auc), and what the model answers to it; of a "
         "task of your own without test data, those of every training sample",
-        only_if="--task.metrics, --task auc, segmentation, Datasets for regression or multilabel, metrics of a task of "
-        "your own",
+        only_if="--scores samples with a metric that needs scores (auc and the like), metrics of your own that take "
+        "samples",
         when="at every evaluation, and of a few samples before round 1",
         kept="metrics.jsonl (the metrics), roc.csv (a curve)",
+    ),
+    "metric sums": Kind(
+        "counts and sums from which metrics are computed: how often each answer was given to each class, how many "
+        "samples' scores lie in each of 1,000 bins, a silo's number of samples, mean, squares and largest error; no "
+        "sample's answer",
+        only_if="--task.metrics, metrics of a task of your own, --task auc, segmentation: --scores bins, and all metrics "
+        "that need no scores",
+        when="at every evaluation, and of a few samples before round 1",
+        kept="metrics.jsonl (the metrics)",
     ),
     "silo models": Kind(
         "the whole model of each silo",

@@ -34,6 +34,21 @@ class DataSettings(Section):
         "B, samples in the minibatch of a gradient before the first step, if the algorithm uses one; default: b",
         least=1,
     )
+    least: int = setting(
+        2,
+        "a word of a text, or the name of a class, is known to all silos if the training data of at least so many "
+        "contain it; others are unknown words, or classes by number; 1: all are, 5 is recommended (one file per silo)",
+        least=1,
+        role="problem",
+    )
+    scores: str | None = setting(
+        None,
+        "how AUC and other metrics of the order of scores are computed: from numbers of samples in 1,000 bins (bins), "
+        "or from every sample's outputs and label, which all ranks then receive (samples); default: bins if each silo "
+        "has tests of its own, else samples",
+        among=("bins", "samples", None),
+        role="speed",
+    )
     seed: int = setting(0, "seed of all random numbers", least=0, role="seed")
 
     def __post_init__(self) -> None:

@@ -5,8 +5,10 @@ import pathlib
 import h5py
 import numpy as np
 
-from fedmpi.ground.errors import UserError
+from fedmpi.data.common_words import num_holders
+from fedmpi.ground.errors import UserError, attempt
 from fedmpi.ground.files.hdf5 import readable
+from fedmpi.ground.files.limits import check_file
 
 END_OF_LINE, UNKNOWN = b"<eos>", b"<unk>"
 WORD_ENDS = (ord(" "), ord("\n"))
@@ -96,9 +98,41 @@ def agree_on_dictionary(link, words):
 
     <unk> comes last if the text does not contain it. `words` are of this rank's share, in the order of the ranks.
     """
-    of_this_rank = np.frombuffer(b" ".join(dict.fromkeys(words)) + b" ", np.uint8)
-    of_all_ranks = link.alltoallv(of_this_rank, [np.arange(len(of_this_rank))] * link.size, "words").tobytes().split()
-    return {word: number for number, word in enumerate(dict.fromkeys([*of_all_ranks, UNKNOWN]))}
+    return _numbered(_of_all_ranks(link, dict.fromkeys(words)))
+
+
+def common_dictionary(link, texts, least):
+    """word -> number for the words that at least `least` clients have, in alphabetical order. Collective on the link.
+
+    <eos> is among them if it is any client's, and <unk> comes last. No other word leaves its rank in a form that can
+    be read; see `fedmpi.data.common_words`. `texts`: lists of words, one of each client of this rank.
+    """
+    number = num_holders(link, [{*words} for words in texts])
+    return _numbered(sorted({*_of_all_ranks(link, [w for w in number if number[w] >= least or w == END_OF_LINE])}))
+
+
+def read_vocabulary(path):
+    """word -> number of the words of a file of text, each between white space; <eos> and <unk> follow.
+
+    Raises:
+        UserError: if the file cannot be read, or contains no word.
+    """
+    check_file(path, "task.vocabulary = ")
+    with attempt("read", path):
+        words = pathlib.Path(path).read_bytes().split()
+    if not words:
+        raise UserError(f"{path}: contains no word: expected words, one per line")
+    return _numbered([*words, END_OF_LINE])
+
+
+def _of_all_ranks(link, words):
+    """All ranks' words, one after the other. Collective on the link."""
+    of_this_rank = np.frombuffer(b" ".join(words) + b" ", np.uint8)
+    return link.alltoallv(of_this_rank, [np.arange(len(of_this_rank))] * link.size, "words").tobytes().split()
+
+
+def _numbered(words):
+    return {word: number for number, word in enumerate(dict.fromkeys([*words, UNKNOWN]))}
 
 
 def numbers_of(words, dictionary):

@@ -15,6 +15,7 @@ from fedmpi.tasks.base import Metrics, constructor_of, of_clients
 from fedmpi.tasks.classification import Classification, LoadedClassification
 from fedmpi.tasks.files import has_own_files
 from fedmpi.tasks.metrics import crossing
+from fedmpi.tasks.pooling import binned
 
 log = Log(__name__)
 
@@ -53,7 +54,7 @@ class DeepAUC(Classification):
     )
 
     def crosses(self, is_personal):
-        return super().crosses(is_personal) - {"test counts"} | {"outputs"}
+        return super().crosses(is_personal) - {"test counts"} | {"outputs", "metric sums"}
 
     def load(self, context, partition):
         return LoadedAUC(self, context, *self.open(context, partition))
@@ -156,7 +157,8 @@ class LoadedAUC(LoadedClassification):
         counts = {client: np.array([labels.sum(), len(labels)]) for client, labels in self._labels.items()}
         in_all = link.allgather(sum(counts.values()), "class counts").sum(0)
         super().synchronise(link)
-        if self.has_own_tests and link.size > 1 and link.rank == 0:
+        self._scores = self._context.scores_of(not self.has_own_tests)
+        if self.has_own_tests and self._scores == "samples" and link.size > 1 and link.rank == 0:
             kind = "test and held-out" if self._context.holdout else "test"
             log.warning(crossing("task auc", kind, self._scored()))
         self.num_classes = 1  # outputs of the network
@@ -209,7 +211,11 @@ class LoadedAUC(LoadedClassification):
                 self.visit(client)
                 scored.append(_outputs_and_labels(module, part))
             here = [np.concatenate([np.empty(0), *values]) for values in zip(*scored)] or [np.empty(0)] * 2
-            outputs, positive = (link.allgatherv(part, "outputs") for part in here)
+            if self._scores == "bins":
+                columns = here[0][:, None], here[1][:, None] > 0
+                outputs, positive = (part[:, 0] for part in binned(link, *columns))
+            else:
+                outputs, positive = (link.allgatherv(part, "outputs") for part in here)
             metrics[name] = roc_auc(outputs, positive)
             if name == "auc":
                 self._roc[:] = roc_points(outputs, positive)

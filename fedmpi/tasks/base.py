@@ -32,6 +32,7 @@ class RankContext:
         participation: share of the clients that take part in a round.
         weighting: of the clients in every average, "uniform" or "samples".
         num_local: ranks of this node, which may share the device.
+        least, scores: see `DataSettings`.
     """
 
     num_clients: int
@@ -47,6 +48,12 @@ class RankContext:
     participation: float = 1.0
     num_local: int = 1
     weighting: str = "uniform"
+    least: int = 1
+    scores: str | None = None
+
+    def scores_of(self, are_common: bool) -> str:
+        """How metrics of the order of scores are computed: "bins" or "samples", which all ranks may have in common."""
+        return self.scores or ("samples" if are_common else "bins")
 
     def device_of_data(self, nbytes: int) -> torch.device:
         """The device on which a data set of so many bytes is to lie: the host, if it would fill a GPU's memory."""

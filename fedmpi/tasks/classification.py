@@ -36,9 +36,10 @@ from fedmpi.ground.streams import generator
 from fedmpi.ground.text import Log, short
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
-from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
-from fedmpi.tasks.metrics import ANSWERS, by_name, crossing, last_layer, or_nan
+from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.metrics import ANSWERS, by_name, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
+from fedmpi.tasks.pooling import Facts, Measuring
 
 log = Log(__name__)
 
@@ -97,9 +98,9 @@ class Classification(BaseTask):
         return common_files(self, context)
 
     def crosses(self, is_personal):
-        found = {"file facts", "class counts", *(["outputs"] if self.metrics else [])}
+        found = {"file facts", "class counts", *(["outputs", "metric sums"] if self.metrics else [])}
         if has_own_files(self):
-            return found | {"labels", "scales", "names", "test counts"}
+            return found | {"labels", "scales", "names", "test counts", "blind words"}
         return found | {"samples", *(["test counts"] if is_personal else [])}
 
     def load(self, context, partition):
@@ -172,7 +173,7 @@ class LoadedClassification(LoadedTask):
     is_personal = True
     random_loss = False
     weighs_classes = "--task.class_weights balanced weighs all classes the same in the loss"  # "": not in this task
-    _metrics = None  # name -> `Metric`
+    _metrics = _measuring = None  # name -> `Metric`; the `Measuring` of them
     _class_weights = None  # [num_classes] on the device; None: all are 1
 
     def __init__(self, settings, context, sources, parts, rows, tests, names):
@@ -201,6 +202,7 @@ class LoadedClassification(LoadedTask):
         self.user_batches = self._transform is not None
         self._check(source)
         self._facts = [_facts(own, settings) for own in sources.values()]
+        self._words = [_words(own) for own in sources.values()]
         self.num_classes = max(own.num_classes for own in sources.values())
         self.shape = input_shape(source.shape)
         self.default_model = DEFAULT_MODELS.get(source.name, "mlp")
@@ -220,6 +222,8 @@ class LoadedClassification(LoadedTask):
 
     def synchronise(self, link):
         _check_equal(link, self._facts, self._settings.data)
+        if self.has_own_tests:
+            check_equal_words(link, self._words, self._settings.data)
         self.num_classes = int(link.allgather([self.num_classes], "file facts").max())
         if self.has_own_tests:
             check_labels(link, self._settings.data, self._sources, self.num_classes)
@@ -228,13 +232,15 @@ class LoadedClassification(LoadedTask):
         if self._settings.metrics:
             self._metrics = by_name(self._settings.metrics, self.num_classes, "task.metrics")
             self.measured = f"{', '.join(self._metrics)}: of all test samples"
+            is_common = not self.has_own_tests
+            self._measuring = Measuring(self._metrics, is_common, self._context.scores_of(is_common))
+            facts = Facts(self.num_classes, 0, False, True)
+            self._measuring.say(link, facts, self._context.scores, "task.metrics", "test")
         if self._settings.class_weights == "balanced":
             self._class_weights = self._balanced(link)
             weighted = "losses: means over samples of class weight * loss"
             self.measured = "; ".join(filter(None, [self.measured, weighted]))
         self._warn_of_rare_classes(link)
-        if self._metrics and self.has_own_tests and link.size > 1 and link.rank == 0:
-            log.warning(crossing("task.metrics", "test", self._metrics))
         rows = self._rows.collect(link)
         self._train, self._held = agree(link, lambda: self._split_rows(rows))
         self._tests = agree(link, lambda: [self._samples(*pair) for pair in self._test_rows])
@@ -365,9 +371,7 @@ class LoadedClassification(LoadedTask):
             batches = [(module(inputs).double().cpu(), labels.cpu()) for inputs, labels in samples.all()]
             empty = (torch.empty(0, self.num_classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64))
             answers.append([torch.cat(parts) for parts in zip(empty, *batches)])
-        outputs, labels = (link.allgatherv(torch.cat(parts).flatten().numpy(), "outputs") for parts in zip(*answers))
-        everyone = (torch.from_numpy(outputs).reshape(len(labels), -1), torch.from_numpy(labels).long())
-        found = {name: metric(*everyone) for name, metric in self._metrics.items()}
+        found = self._measuring(link, answers)
         tables = {name: value for name, value in found.items() if isinstance(value, list)}
         numbers = {name: value for name, value in found.items() if name not in tables}
         names = as_strings(self._attributes.get("class_names", range(self.num_classes)))
@@ -454,14 +458,22 @@ def _facts(source, settings):
 
     Fields of a table were filled and encoded by what its silo knew; other samples are as they were measured.
     """
-    names = {key: as_strings(source.attributes[key]) for key in NAMES if key in source.attributes}
     mean, std = settings.mean or source.mean, settings.std or source.std
     return [
         f"{source.dtype} samples {list(source.shape)}",
         f"{source.num_classes} classes" if source.classes_declared else "no attribute num_classes",
-        *(f"{key.replace('_', ' ')}: {', '.join(names.get(key, ['none']))}" for key in NAMES),
         f"mean {list(mean)}, std {list(std)}" if COLUMNS in source.attributes else f"{len(mean)} mean, {len(std)} std",
     ]
+
+
+def _words(source):
+    """What of a client's file must be equal in the files of all clients, and does not leave it: kind -> text."""
+    texts = {
+        key.replace("_", " "): json.dumps(as_strings(source.attributes[key]))
+        for key in NAMES
+        if key in source.attributes
+    }
+    return texts | ({COLUMNS: str(source.attributes[COLUMNS])} if COLUMNS in source.attributes else {})
 
 
 def _check_equal(link, facts, data):

@@ -20,14 +20,14 @@ from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import FIRST, WHOLE, derive, generator
 from fedmpi.ground.text import Log, short
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
-from fedmpi.tasks.metrics import OUTPUTS, PADDING, Answers, Metric, crossing, or_nan
+from fedmpi.tasks.metrics import OUTPUTS, PADDING, Answers, Metric, or_nan
+from fedmpi.tasks.pooling import MOST_AXES, Facts, Measuring, gathered
 from fedmpi.tasks.same_tests import check_same_tests
 
 log = Log(__name__)
 
 FEW = 20  # samples of each part on which metrics are tried
 _NUMBERS = (bool, int, float, complex)  # types of Python
-MOST_AXES = 8  # of a batch of predictions
 MOST_DRAWN = 1000  # minibatches of a round among which a sample that is not finite is sought
 EVALUATION_BATCH = 100  # samples; fewer than in `fedmpi.data.samples`, because a user's samples may be large
 
@@ -54,6 +54,10 @@ class Task(BaseTask):
             on the training sets of all clients), and of each client on its own test data: a function, or the dotted
             path of one of torchmetrics' or scikit-learn's, or a pair of it and its keyword arguments. Functions of
             scikit-learn get (targets, what they compare with these: classes, scores, probabilities or values).
+        takes: name of a metric that is a function of your own -> what it takes of all silos' samples: "counts", a
+            matrix [classes, classes] of numbers of samples by target and answer; "pairs", answers (classes, if there
+            are some) and targets in no order; "mean", (outputs, targets) of one silo after the other, as the mean
+            over samples suffices; or, by default, "scores", (outputs, targets) of all.
         outputs: what the outputs in `predict` are: "scores" (logits: softmax, or the sigmoid of a single one, makes
             probabilities of them), "probabilities" or "values"; None: not said, which is an error where it matters.
         class_names: names of the classes, for vectors and matrices; None: their numbers.
@@ -72,6 +76,7 @@ class Task(BaseTask):
     is_base = True  # not in the list of tasks
     has_partition = False
     metrics: ClassVar[Mapping[str, Any]] = {}
+    takes: ClassVar[Mapping[str, str]] = {}
     outputs: ClassVar[str | None] = None
     model: ClassVar[object] = None
     num_classes: ClassVar[int | None] = None
@@ -132,7 +137,7 @@ class Task(BaseTask):
         return known["class"] if known else self.model
 
     def crosses(self, is_personal):
-        found = {"outputs"} if self.metrics else set()
+        found = {"outputs", "metric sums"} if self.metrics else set()
         return found | ({"test counts"} if type(self).test_of is not Task.test_of else set())
 
     def load(self, context, partition):
@@ -162,7 +167,12 @@ class LoadedOwnTask(LoadedTask):
         self.has_own_tests = type(task).test_of is not Task.test_of
         self._form = {"kind": task.outputs or "scores"}  # of outputs, see `Answers`
         self._kinds_of_outputs = "classes"  # for `fedmpi predict`
-        self._metrics = {name: Metric(name, metric) for name, metric in task.metrics.items()}
+        if unknown := [name for name in task.takes if name not in task.metrics]:
+            known = ", ".join(task.metrics) or "none"
+            raise UserError(f"task {self._name}: takes names {short(unknown[0], 50)}: expected metrics: {known}")
+        self._metrics = {name: Metric(name, metric, task.takes.get(name)) for name, metric in task.metrics.items()}
+        is_common = self._test is not None
+        self._measuring = Measuring(self._metrics, is_common, context.scores_of(is_common), self._form)
         self._of_metrics = f"; {', '.join(self._metrics)}: of all samples" if self._metrics else ""
         self.measured = self._of_metrics.removeprefix("; ")
         self._drawn = collections.deque(maxlen=MOST_DRAWN)  # (client, indices) of the round's minibatches
@@ -178,10 +188,6 @@ class LoadedOwnTask(LoadedTask):
 
     def synchronise(self, link):
         check_same_tests(link, self._test)
-        crosses = self._metrics and self._test is None and link.size > 1
-        if crosses and link.rank == 0:
-            kind = "test" if self.has_own_tests else "training"
-            log.warning(crossing(f"metrics of task {self._name}", kind, self._metrics))
 
     def begin_round(self, round_index):
         self._drawn.clear()
@@ -257,7 +263,9 @@ class LoadedOwnTask(LoadedTask):
             values = {name: value for name, value in values.items() if not name.startswith("test_loss")}
             values |= {"test_loss": _mean(sums)} if len(sums) else {}
         if self._metrics and link.first_rank_where(any(len(part) for _, part in parts)) is not None:
-            values |= self._measure_all(*self._predictions(module, parts, link))
+            is_measured = self.has_own_tests and self._test is None
+            found = self._predictions_of_clients if is_measured else self._predictions(module, parts)
+            values |= self._measuring(link, found)
         tables = {name: values.pop(name) for name in list(values) if isinstance(values[name], list)}
         tables = {name: {"classes": self._names_of(table), "values": table} for name, table in tables.items()}
         return Metrics(values, {name: each for name, each in clients.items() if name not in tables}, tables, cases)
@@ -269,28 +277,47 @@ class LoadedOwnTask(LoadedTask):
         if not has_any and link.rank == 0:
             log.warning("the test sets are empty: there is no test loss and no metric")
         for chosen in (few, parts) if self._metrics and has_any else ():
-            found = self._predictions(module, chosen, link)
-            self._form["is_last"] = found[0].dim() > 2 and Answers.are_last(*found)
-            self._form["low"] = -1 if ((found[1] < 0) & (found[1] != PADDING)).any() else 0
-            answers = Answers(*found, **self._form)
-            if answers.outputs.dim() == 2 and answers.outputs.shape == answers.targets.shape:
-                self._kinds_of_outputs = "labels"
-            agree(link, lambda answers=answers: self._check_outputs(answers))
+            found = agree(link, lambda chosen=chosen: self._predictions(module, chosen))
+            facts = self._agree_on_form(link, found)
+            if chosen is few:
+                agree(link, lambda facts=facts: self._say(link, facts))
             try:
-                agree(link, lambda found=found: self._measure_all(*found))
+                agree(link, lambda found=found: self._measuring(link, found))
                 return
             except AgreedUserError:  # few samples may be too few: of one class only, for example
                 if chosen is parts:
                     raise
 
-    def _check_outputs(self, answers):
+    def _say(self, link, facts):
+        reason, kind = f"metrics of task {self._name}", "test" if self.has_own_tests else "training"
+        self._measuring.say(link, facts, self._context.scores, reason, kind)
+
+    def _agree_on_form(self, link, found):
+        """Agree on what all answers have in common, and return their `Facts`. Collective on the link.
+
+        `found`: [(outputs, targets)] of this rank.
+        """
+        is_last = any(outputs.dim() > 2 and Answers.are_last(outputs, targets) for outputs, targets in found)
+        is_low = any(bool(((targets < 0) & (targets != PADDING)).any()) for _, targets in found)
+        is_last, is_low = link.allgather([is_last, is_low], "metric sums").any(0).tolist()
+        self._form.update(is_last=is_last, low=-int(is_low))
+        answers = [Answers(*pair, **self._form) for pair in found if len(pair[1])]
+        facts = Facts.agreed(link, answers)
+        are_labels = any(own.outputs.dim() == 2 and own.outputs.shape == own.targets.shape for own in answers)
+        self._kinds_of_outputs = "classes" if link.first_rank_where(are_labels) is None else "labels"
+        agree(link, lambda: [self._check_outputs(own, facts) for own in answers])
+        return facts
+
+    def _check_outputs(self, answers, facts):
         """Check that the task says what its model's outputs are, if a metric depends on it.
+
+        `answers`: `Answers` of a part of the samples; `facts`: the `Facts` of all.
 
         Raises:
             UserError: how to say it.
         """
         for name, metric in self._metrics.items() if self._task.outputs is None else ():
-            if metric.depends_on_kind(answers):
+            if metric.depends_on_kind(answers) and (facts.num_classes or facts.is_binary):
                 raise UserError(
                     f"metric {name}: depends on what the model's outputs are: say in the task {self._name} outputs = "
                     '"probabilities", or outputs = "scores" (logits)'
@@ -314,10 +341,6 @@ class LoadedOwnTask(LoadedTask):
             return [pair for pair in zip(self._train, self._tests_of_clients) if pair[1] is not None]
         return [(client, _Part(own, f"training data of client {client}")) for client, own in self._train.items()]
 
-    def _measure_all(self, outputs, targets):
-        """Name -> value of each metric."""
-        return {name: metric(outputs, targets, **self._form) for name, metric in self._metrics.items()}
-
     def _names_of(self, table):
         """Names of the classes of a vector or matrix."""
         names = self._task.class_names
@@ -329,7 +352,7 @@ class LoadedOwnTask(LoadedTask):
         parts: [(client, its part of the common test set)]; None: clients have test sets of their own.
         """
         names, rows, weights = ["test_loss", *self._metrics], [], []
-        self._cases_here = []
+        self._cases_here, self._predictions_of_clients = [], []
         for client, own in parts or zip(self._train, self._tests_of_clients):
             sums = [] if own is None else self._sums(module, client, own)
             weights.append(math.fsum(weight for _, weight in sums))
@@ -337,7 +360,8 @@ class LoadedOwnTask(LoadedTask):
                 rows.append([np.nan] * len(names))
                 self._cases_here.append([])
                 continue
-            found = self._predictions(module, [(client, own)], SoloLink())
+            (found,) = self._predictions(module, [(client, own)])
+            self._predictions_of_clients.append(found)
             self._cases_here.append(Answers(*found, **self._form).cases())
             rows.append([_mean(sums), *(or_nan(metric, *found, **self._form) for metric in self._metrics.values())])
         return dict(zip(names, map(list, zip(*rows)))), weights
@@ -395,14 +419,15 @@ class LoadedOwnTask(LoadedTask):
                 log.warning(f"{line}, and no loss of it is")
                 return
 
-    def _predictions(self, module, parts, link):
-        """(outputs, targets) of all ranks, on the CPU."""
-        pairs = []
+    def _predictions(self, module, parts):
+        """[(outputs, targets)] of each of this rank's parts, on the CPU. Not collective."""
+        found = []
         for client, dataset in parts:
             self.visit(client)
-            pairs += [_pair(self._task.predict(module, batch)) for batch in self._batches(dataset)]
-        outputs, targets = ([tensor for pair in pairs for tensor in _tensors(pair[which])] for which in (0, 1))
-        return _of_all_ranks(outputs, link, PADDING), _of_all_ranks(targets, link, math.nan)
+            pairs = [_pair(self._task.predict(module, batch)) for batch in self._batches(dataset)]
+            columns = ([tensor for pair in pairs for tensor in _tensors(pair[which])] for which in (0, 1))
+            found.append(tuple(gathered(part, SoloLink(), fill) for part, fill in zip(columns, (PADDING, math.nan))))
+        return found
 
     def _move(self, batch):
         """A batch on the device, its floating-point tensors in the run's dtype."""
@@ -686,31 +711,3 @@ def _tensors(values):
     """What `predict` returned, as tensors [n, ...]: one, or of a list of tensors one per sample."""
     is_list = isinstance(values, list | tuple) and isinstance(next(iter(values), 0), torch.Tensor)
     return [sample[None] for sample in values] if is_list else [torch.as_tensor(values)]
-
-
-def _of_all_ranks(tensors, link, padding):
-    """The tensors of all ranks, one after the other along their first axis, on the CPU. Collective on the link.
-
-    A rank without any learns the shape and type from the others; numbers travel as float64. If further axes differ in
-    length, as those of sequences do, the shorter ones are padded: integers with `PADDING`, others with `padding`.
-    """
-    tensors = [torch.atleast_1d(tensor.detach().cpu()) for tensor in tensors]
-    sizes = [[*tensor.shape[1:]] + [0] * (MOST_AXES - tensor.dim()) for tensor in tensors if len(tensor)]
-    num_axes = max((tensor.dim() for tensor in tensors), default=1)
-    is_integer = any(len(tensor) and not tensor.is_floating_point() for tensor in tensors)
-    facts = link.allgather([num_axes, is_integer, *np.max([[0] * (MOST_AXES - 1), *sizes], axis=0)], "outputs")
-    num_axes, is_integer, *longest = facts.max(0).astype(int).tolist()
-    longest = longest[: num_axes - 1]
-    padding = PADDING if is_integer else padding
-    own_values = [_padded(tensor.double(), longest, padding).reshape(-1) for tensor in tensors]
-    own = torch.cat([torch.empty(0, dtype=torch.float64), *own_values]).numpy()
-    values = torch.from_numpy(link.allgatherv(own, "outputs"))
-    return (values.long() if is_integer else values.float()).reshape(-1, *longest)
-
-
-def _padded(tensor, longest, padding):
-    """A tensor [n, ...] with `padding` behind its values, so that its further axes are as long as `longest`."""
-    if list(tensor.shape[1:]) == longest or not len(tensor):
-        return tensor
-    missing = [(0, most - size) for most, size in zip(longest, tensor.shape[1:])]
-    return torch.nn.functional.pad(tensor, sum(reversed(missing), ()), value=padding)

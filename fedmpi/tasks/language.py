@@ -4,20 +4,31 @@ import copy
 import dataclasses
 import itertools
 import math
+import pathlib
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from fedmpi.comm.agreement import agree
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.sampler import SequentialSampler
 from fedmpi.data.source import find_file
-from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of, word_edges
+from fedmpi.data.text import (
+    Text,
+    agree_on_dictionary,
+    common_dictionary,
+    deal,
+    numbers_of,
+    read_vocabulary,
+    word_edges,
+)
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.hdf5 import files_of
+from fedmpi.ground.files.limits import check_file
 from fedmpi.ground.files.run_files import PARTITION
 from fedmpi.ground.settings import setting
-from fedmpi.ground.text import Log
+from fedmpi.ground.text import Log, format_count
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 
@@ -52,16 +63,26 @@ class Language(BaseTask):
         least=40,
     )
 
+    vocabulary: str | None = setting(
+        None,
+        "file of the words that are known, the same on all ranks; default: the words of the text or, if each client "
+        "has a text of its own, those that at least --least clients have",
+    )
+
     own_files: bool = own_files_setting()
 
     has_partition = False
     can_hold_out = True
 
     def common_files(self, context):
-        return common_files(self, context)
+        files = common_files(self, context)
+        if self.vocabulary is not None:
+            check_file(self.vocabulary, "task.vocabulary = ")
+            files[f"task.vocabulary = {self.vocabulary}"] = [pathlib.Path(self.vocabulary)]
+        return files
 
     def crosses(self, is_personal):
-        return {"words"} if has_own_files(self) else {"words", "texts"}
+        return {"words", "blind words"} if has_own_files(self) else {"words", "texts"}
 
     def load(self, context, partition):
         if has_own_files(self):
@@ -120,15 +141,10 @@ class LoadedLanguage(LoadedTask):
     def synchronise(self, link):
         context = self._context
         (train, test), self._words = self._words, None
-        dictionary = self._dictionary = agree_on_dictionary(link, list(itertools.chain(*train)))
+        dictionary = self._dictionary = self._agreed_dictionary(link, train)
         train, test = ([numbers_of(words, dictionary) for words in texts] for texts in (train, test))
         self.num_classes = len(dictionary)
         if self.has_own_tests:
-            if link.size > 1 and link.rank == 0:
-                log.warning(
-                    f"{self._settings.data}: all ranks get the list of the words in all clients' texts, in the order "
-                    "in which they first occur; model.json contains it"
-                )
             self._check_own(link, train, test)
             parts, self._test = (dict(zip(context.clients, map(self._to_device, texts))) for texts in (train, test))
         else:
@@ -144,6 +160,31 @@ class LoadedLanguage(LoadedTask):
         num_held = sum(len(stream) > 1 for stream in self._held.values())
         if context.holdout and not link.allgather([num_held], "sample counts").sum():
             raise UserError(f"holdout = {context.holdout}: holds out no words: all clients have too few")
+
+    def _agreed_dictionary(self, link, train):
+        """word -> number, of the file `vocabulary`, or of the training texts. Collective on the link."""
+        given, least = self._settings.vocabulary, self._context.least
+        if given is not None:
+            return agree(link, lambda: read_vocabulary(given))
+        if not self.has_own_tests or least == 1:
+            if self.has_own_tests and link.size > 1 and link.rank == 0:
+                log.warning(
+                    "least = 1: all ranks get the list of the words in all clients' texts, in the order in which they "
+                    "first occur; model.json contains it"
+                )
+            return agree_on_dictionary(link, list(itertools.chain(*train)))
+        number = self._context.num_clients
+        if number == 1:
+            return common_dictionary(link, train, 1)
+        if least > number:
+            raise UserError(
+                f"least = {least}: no word can be in so many of {number} clients' texts: expected 1 to {number}"
+            )
+        dictionary = common_dictionary(link, train, least)
+        if link.rank == 0:
+            words = f"the {format_count(len(dictionary))} words that at least {least} clients have"
+            log.warning(f"{self._settings.data}: {words} are known, others are <unk> (--least, --task.vocabulary)")
+        return dictionary
 
     def _check_own(self, link, train, test):
         """Check the texts of clients that have texts of their own; a test text may be empty. Collective."""

@@ -26,6 +26,15 @@ _NAMED |= {"top_k_accuracy_score": "probabilities", "hinge_loss": "margins"}
 OUTPUTS = ("scores", "probabilities", "values")  # what a task may say of its model's outputs
 ANSWERS = (torch.nn.Sigmoid, torch.nn.Softmax)  # layers after which outputs are probabilities
 FAR_FROM_ONE = 1e-3  # of a sum of probabilities
+# What a function of the user's takes of all silos' samples: how often each answer was given to each target; answers and
+# targets, in no order; the mean of the silos' values suffices; or the outputs as they are.
+TAKES = ("counts", "pairs", "mean", "scores")
+# scikit-learn's functions that are means over samples, and those that means and squares of silos give.
+MEANS = {"mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_log_error", "mean_pinball_loss"}
+MEANS |= {"mean_poisson_deviance", "mean_gamma_deviance", "mean_tweedie_deviance", "log_loss", "brier_score_loss"}
+MEANS |= {"top_k_accuracy_score", "accuracy_score", "zero_one_loss", "hamming_loss"}
+MOMENTS = {"r2_score", "explained_variance_score", "mean_squared_error", "root_mean_squared_error", "max_error"}
+ORDERS = {"roc_auc_score", "average_precision_score"}  # those that bins of scores give
 
 # Name -> scikit-learn's function, and its arguments for two classes and for more; None: only for two.
 _BY_NAME = {
@@ -167,6 +176,12 @@ class Answers:
         low = min(self.low, -1 if (self.targets < 0).any() else 0)
         return torch.where(self.outputs > (0.5 if self.kind == "probabilities" else 0), 1, low)
 
+    @property
+    def have_classes(self):
+        """Whether `classes` can read some."""
+        is_float = self.outputs.is_floating_point()
+        return not is_float or self.num_classes_of(self.outputs, self.targets) > 0 or self.is_binary
+
     def probabilities(self):
         """[n] of the second class, [n, classes] or, if each target has one output, in that shape; float64.
 
@@ -229,17 +244,34 @@ class Answers:
         return (self.outputs[:, 1] - self.outputs[:, 0] if two else self.outputs).double()
 
 
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """Sums over all silos' samples, [outputs] each, of values and errors (target - value).
+
+    Attributes:
+        number: of samples. mean_error: of the errors. targets, errors: sums of squares around the mean of each.
+        largest: the largest error of all.
+    """
+
+    number: np.ndarray
+    mean_error: np.ndarray
+    targets: np.ndarray
+    errors: np.ndarray
+    largest: float
+
+
 class Metric:
     """A metric of outputs and targets: a number, or a vector or matrix as nested lists.
 
     Args:
-        name: for messages. metric: what `fedmpi.Task.metrics` has under that name.
+        name: for messages. metric: what `fedmpi.Task.metrics` has under that name. takes: one of `TAKES`, of a function
+            of the user's; None: "scores".
 
     Raises:
         UserError: if it cannot be imported; when called: if the function fails or returns something else.
     """
 
-    def __init__(self, name, metric):
+    def __init__(self, name, metric, takes=None):
         metric, self._settings = metric if isinstance(metric, tuple) else (metric, {})
         self.name, function = name, metric
         if isinstance(metric, str):
@@ -254,21 +286,92 @@ class Metric:
         self._is_own = not isinstance(metric, str) and not is_sklearn
         if is_sklearn:
             self._kind = _NAMED.get(function.__name__) or _KINDS.get(path.rpartition(".")[2], "classes")
+        if takes is not None and (is_sklearn or takes not in TAKES):
+            known = "no entry, because it is scikit-learn's" if is_sklearn else f"one of {', '.join(TAKES)}"
+            raise UserError(f"metric {name}: takes = {short(repr(takes), 50)}: expected {known}")
+        self.takes, self._is_own = takes or "scores", self._is_own or takes is not None
 
     def __call__(self, outputs, targets, **form):
         """See `Answers`, `form` included; what the user's own function gets is not changed."""
         answers = Answers(outputs, targets, **form)
+        return self.guarded(answers, lambda answers: _read(self._value(outputs, targets, answers)), outputs, targets)
+
+    def of(self, rebuilt):
+        """Its value of samples that counts or bins tell: `fedmpi.tasks.pooling.Rebuilt`."""
+        return self.guarded(rebuilt, lambda _: _read(self._value(rebuilt.outputs, rebuilt.targets, rebuilt)))
+
+    def guarded(self, answers, action, outputs=None, targets=None):
+        """`action(answers)`; any error is a line with the metric's name and the shapes, of the answers or others."""
+        outputs, targets = (answers.outputs, answers.targets) if outputs is None else (outputs, targets)
         try:
-            if self._is_own:
-                value = self._function(outputs, targets, **self._settings)
-            elif self._kind is None:  # of torchmetrics
-                value = self._of_torchmetrics(answers)
-            else:
-                value = self._of_sklearn(answers)
-            return _read(value)
+            return action(answers)
         except Exception as error:  # noqa: BLE001  a user's function can raise anything
             shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
             raise UserError(f"metric {self.name}: {type(error).__name__}: {short(error)} ({shapes})") from error
+
+    def _value(self, outputs, targets, answers):
+        if self._is_own and self.takes == "counts":
+            return self._function(counts_of(answers), **self._settings)
+        if self._is_own and self.takes == "pairs":
+            return self._function(
+                answers.classes() if answers.have_classes else outputs, answers.targets, **self._settings
+            )
+        if self._is_own:
+            return self._function(outputs, targets, **self._settings)
+        return self._of_torchmetrics(answers) if self._kind is None else self._of_sklearn(answers)
+
+    def way(self, facts, scores, is_common):
+        """In which way it is computed of all silos' samples; see `fedmpi.tasks.pooling.Measuring`.
+
+        Args:
+            facts: `Facts`. scores: "bins" or "samples". is_common: whether all ranks have the samples in common.
+        """
+        if self._is_own:
+            by_class = "counts" if facts.has_classes and not facts.num_columns else "samples"
+            ways = {"counts": "counts", "pairs": by_class, "mean": "samples" if is_common else "means"}
+            return ways.get(self.takes, "samples")
+        name, settings, kind = getattr(self._function, "__name__", ""), self._settings, self._kind
+        if "sample_weight" in settings:
+            return "samples"
+        if kind == "classes" and (not facts.num_columns or ("average" in settings and not self._is_of_samples)):
+            return "counts"
+        is_mean = name in MEANS and settings.get("normalize", True) is not False
+        if kind in ("classes", "values", "probabilities") and is_mean and not is_common:
+            return "means"
+        plain = {*settings} <= {"multioutput"} and settings.get("multioutput") in (
+            None,
+            "uniform_average",
+            "raw_values",
+        )
+        if name in MOMENTS and plain and not is_common:
+            return "moments"
+        is_one = facts.num_classes in (0, 2) or name != "roc_auc_score" or settings.get("multi_class") == "ovr"
+        is_ordered = name in ORDERS and is_one and not self._is_of_samples
+        return "bins" if scores == "bins" and is_ordered else "samples"
+
+    @property
+    def is_micro(self):
+        """Whether each label of each sample counts the same."""
+        return self._settings.get("average") == "micro"
+
+    @property
+    def _is_of_samples(self):
+        return self._settings.get("average") == "samples"
+
+    def of_moments(self, moments):
+        """Its value by `Moments`, if it is one of `MOMENTS`."""
+        name = self._function.__name__
+        if name == "max_error":
+            return float(moments.largest)
+        number, squares = moments.number, moments.errors + moments.number * moments.mean_error**2
+        if name.endswith("squared_error"):
+            values = squares / number
+            values = np.sqrt(values) if name.startswith("root") else values
+        else:
+            missed, of_all = moments.errors if name == "explained_variance_score" else squares, moments.targets
+            rest = np.divide(missed, of_all, out=(missed != 0).astype(float), where=of_all != 0)  # as scikit-learn
+            values = np.where(number < 2, math.nan, 1 - rest) if name == "r2_score" else 1 - rest
+        return _read(values if self._settings.get("multioutput") == "raw_values" else values.mean())
 
     @property
     def reading(self):
@@ -300,13 +403,17 @@ class Metric:
             raise ValueError("needs scores, not classes: let predict return the model's outputs")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes that some samples lack
-            found = getattr(answers, self._kind)().numpy()
+            found, targets = getattr(answers, self._kind)().numpy(), answers.targets.numpy()
+            if self._kind == "values":  # scikit-learn would compute in float32
+                found, targets = (
+                    part.astype(np.float64) if part.dtype.kind == "f" else part for part in (found, targets)
+                )
             settings = {**self._labels(answers), **self._settings}
             parameters = inspect.signature(self._function).parameters
             if "average" in parameters and not {"labels", "zero_division"} & {*self._settings}:
                 average = self._settings.get("average", parameters["average"].default)
-                return _of_present(self._function, answers.targets.numpy(), found, average, settings)
-            return self._function(answers.targets.numpy(), found, **settings)
+                return _of_present(self._function, targets, found, average, settings)
+            return self._function(targets, found, **settings)
 
     def _labels(self, answers):
         """The classes as an argument, for functions that could not know those that the data lack."""
@@ -315,6 +422,20 @@ class Metric:
         takes = "labels" in inspect.signature(self._function).parameters and "labels" not in self._settings
         is_plain = answers.targets.dim() == 1 and answers.num_classes and not (answers.targets < 0).any()
         return {"labels": np.arange(answers.num_classes)} if needs and takes and is_plain else {}
+
+
+def counts_of(answers):
+    """[classes, classes] int64 numbers of samples by target (row) and answer (column), of `Answers` or the like.
+
+    Raises:
+        ValueError: if they are no classes from 0 on.
+    """
+    targets, classes = answers.targets.long().flatten(), answers.classes().long().flatten()
+    if len(targets) != len(classes) or (len(targets) and min(int(targets.min()), int(classes.min())) < 0):
+        raise ValueError("counts are of classes from 0 on, one answer for each target")
+    both = torch.cat([targets, classes])
+    number = max(answers.num_classes, int(both.max()) + 1 if len(both) else 0)
+    return torch.bincount(targets * number + classes, minlength=number**2).reshape(number, number)
 
 
 def _of_present(function, targets, found, average, settings):

@@ -1,6 +1,7 @@
 """Segmentation: the class of each pixel of an image."""
 
 import dataclasses
+import json
 import math
 
 import h5py
@@ -17,19 +18,17 @@ from fedmpi.ground.files.run_files import PARTITION
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import generator
 from fedmpi.tasks.custom import LoadedOwnTask, Task
-from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
 
 
-def _accuracy(outputs, targets):
-    return (outputs == targets).double().mean()
+def _accuracy(counts):
+    return int(counts.diagonal().sum()) / int(counts.sum())
 
 
-def _dice(outputs, targets):
-    found = []
-    for number in range(1, 1 + int(targets.max())):
-        predicted, truth = outputs == number, targets == number
-        if truth.any():
-            found.append(2 * int((predicted & truth).sum()) / int(predicted.sum() + truth.sum()))
+def _dice(counts):
+    """`counts`: [classes, classes] numbers of pixels by their class (row) and the answer (column)."""
+    of_class, answered, right = counts.sum(1).tolist(), counts.sum(0).tolist(), counts.diagonal().tolist()
+    found = [2 * right[k] / (answered[k] + of_class[k]) for k in range(1, len(counts)) if of_class[k]]
     return sum(found) / len(found) if found else math.nan
 
 
@@ -51,6 +50,7 @@ class Segmentation(Task):
     goal = ("dice", 1)
     outputs = "scores"
     metrics = {"accuracy": _accuracy, "dice": _dice}
+    takes = {"accuracy": "counts", "dice": "counts"}
 
     def loss(self, model, batch):
         return functional.cross_entropy(model(batch[0]), batch[1])
@@ -133,6 +133,8 @@ class LoadedSegmentation(LoadedOwnTask):
 
     def synchronise(self, link):
         super().synchronise(link)
+        if self.has_own_tests:
+            check_equal_words(link, [_class_names(source) for source in self._sources], self.data)
         mean, std = pool_normalisation(link, self.data, self._sources)
         for pixels in self._sets:
             pixels.normalisation = (mean, std)
@@ -143,3 +145,9 @@ class LoadedSegmentation(LoadedOwnTask):
         classes = [*map(str, source.attributes.get("class_names", range(source.num_classes)))]
         facts = {"shape": list(input_shape(source.shape)), "divide_by": per_value, "mean": list(mean), "std": list(std)}
         return {"input": facts, "outputs": "pixels", "class_names": classes}
+
+
+def _class_names(source):
+    """What of a client's file must be equal in the files of all clients, see `check_equal_words`."""
+    names = source.attributes.get("class_names")
+    return {} if names is None else {"class names": json.dumps([*map(str, names)])}

@@ -251,6 +251,8 @@ def rank_context(config, link):
         participation=config.rounds.participation,
         num_local=link.local_size,
         weighting=config.data.weighting,
+        least=config.data.least,
+        scores=config.data.scores,
     )
 
 

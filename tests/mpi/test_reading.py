@@ -10,10 +10,11 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from fedmpi.data.common_words import num_holders
 from fedmpi.data.partitions import IID, Even, Shared
 from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source
-from fedmpi.data.text import Text, agree_on_dictionary, deal, numbers_of
+from fedmpi.data.text import Text, agree_on_dictionary, common_dictionary, deal, numbers_of
 from fedmpi.federation.participation import spread
 from fedmpi.ground.errors import UserError
 from fedmpi.tasks.base import RankContext
@@ -136,6 +137,57 @@ def test_labels_with_gaps_between_silo_files_end_all_ranks(link, folder):
         loaded.synchronise(link)
     text = "on rank 1: .*silo_1.h5: contains the labels 20, 21, 22, 23, 24 and 5 more, but no client has the label 10, "
     assert re.match(text, str(error.value)) and error.value.is_printed == (link.rank == 1)
+
+
+class Recorded:
+    """A link that remembers the bytes that this rank has sent."""
+
+    def __init__(self, link):
+        self._link, self.sent = link, b""
+
+    def __getattr__(self, name):
+        verb = getattr(self._link, name)
+        if name not in ("allgather", "allgatherv", "alltoallv"):
+            return verb
+
+        def recorded(values, *rest):
+            values = np.asarray(values)
+            plain = values.astype(np.uint8) if values.size and np.all((values >= 0) & (values < 256)) else values
+            self.sent += values.tobytes() + plain.tobytes()
+            return verb(values, *rest)
+
+        return recorded
+
+
+@pytest.mark.parametrize("clients_of_a_rank", [1, 2])
+def test_words_of_one_silo_stay_there_and_are_counted(link, clients_of_a_rank):
+    """Client k has the words both, at_most_k and k_alone; at_most_k is in the clients from k on."""
+    first, number = link.rank * clients_of_a_rank, link.size * clients_of_a_rank
+    texts = [[b"both", f"{k}_alone".encode(), *(f"until_{j}".encode() for j in range(k, number))]
+             for k in range(first, first + clients_of_a_rank)]  # fmt: skip
+    recorded = Recorded(link)
+    found = num_holders(recorded, map(set, texts))
+    right = {b"both": number} | {f"until_{j}".encode(): j + 1 for j in range(number)}
+    for k in range(first, first + clients_of_a_rank):
+        right[f"{k}_alone".encode()] = 1
+    assert found == {word: right[word] for text in texts for word in text}
+    assert link.size == 1 or not any(word in recorded.sent for text in texts for word in text)
+    for least in range(2, number + 1):
+        recorded.sent = b""
+        dictionary = common_dictionary(recorded, texts, least)
+        assert list(dictionary) == [*sorted(word for word in right if _number(word, number) >= least), b"<unk>"]
+        assert not any(word in recorded.sent for word in right if _number(word, number) < least)
+
+
+def _number(word, number):
+    """How many clients have a word of the test above."""
+    return number if word == b"both" else 1 if word.endswith(b"alone") else int(word.removeprefix(b"until_")) + 1
+
+
+@pytest.mark.parametrize("lists", [[[]], [[b"a"]]])
+def test_ranks_without_words_take_part(link, lists):
+    lists = lists if link.rank == 0 else [[]]
+    assert num_holders(link, lists) == {word: 1 for words in lists for word in words}
 
 
 def test_a_text_is_read_numbered_and_dealt_by_all_ranks(link, folder):

@@ -1,4 +1,4 @@
-"""A task with a metric on the clients' own tests; with a second argument its common tests differ between ranks."""
+"""A task with a metric on the clients' own tests; a second argument: bins (`scores`), or common tests that differ."""
 
 import sys
 
@@ -14,7 +14,8 @@ def data(number):
 
 
 members = {"test_of": lambda client, num: data(9)}
-if len(sys.argv) > 2:
+bins = {"scores": "bins"} if "bins" in sys.argv else {}
+if len(sys.argv) > 2 and not bins:
     members = {"test": lambda: data(5 + MPI.COMM_WORLD.rank)}
 Own = fedmpi.Task.of(
     "Own",
@@ -24,6 +25,7 @@ Own = fedmpi.Task.of(
     **members,
 )
 try:
-    run = fedmpi.train(task=Own, model=torch.nn.Linear(3, 2), algorithm="fedavg", rounds=1, threads=1, out=sys.argv[1])
+    words = {"algorithm": "fedavg", "rounds": 1, "threads": 1, **bins}
+    run = fedmpi.train(task=Own, model=torch.nn.Linear(3, 2), out=sys.argv[1], **words)
 except fedmpi.ground.errors.UserError as error:
     print("LINE", error, flush=True)

@@ -76,6 +76,38 @@ def test_silo_texts_are_the_clients_parts(tmp_path):
     assert ended.returncode == 2 and "client 1 has 1 words: too few" in ended.stderr
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_words_of_a_single_silo_are_unknown(tmp_path, ranks):
+    """Names of patients stay in their silo: no file of the run has them, unless the user asks for it."""
+    for client, name in enumerate(["Ada-Planted", "Bob-Planted", "Cid-Planted"]):
+        write(tmp_path / f"silo_{client}.h5", f"{name} and shared{min(client, 1)} \n" + story(40, client))
+    words = ["--task", "language", "--data", tmp_path / "silo_{client}.h5", "--clients", 3, "--rounds", 1]
+    words += ["--local_steps", 1, "--batch_size", 2, "--model", "lstm", "--model.hidden", 4, "--algorithm", "fedavg"]
+
+    def run(name, *further):
+        ended = train(ranks, tmp_path, *words, "--name", name, *further)
+        files = [path for path in (tmp_path / name).rglob("*") if path.is_file()]
+        found = {word for path in files for word in re.findall(rb"\w+-Planted|shared\d", path.read_bytes())}
+        return ended, found
+
+    ended, found = run("default")
+    assert ended.returncode == 0 and found == {b"shared1"}, ended.stderr
+    assert "words that at least 2 clients have are known, others are <unk>" in ended.stderr
+    ended, found = run("all", "--least", 1)
+    assert found == {b"Ada-Planted", b"Bob-Planted", b"Cid-Planted", b"shared0", b"shared1"}, ended.stderr
+    assert ranks == 1 or "least = 1: all ranks get the list of the words in all clients' texts" in ended.stderr
+    ended, found = run("three", "--least", 3)
+    assert ended.returncode == 0 and not found, ended.stderr
+    ended, _ = run("four", "--least", 4)
+    assert "least = 4: no word can be in so many of 3 clients' texts: expected 1 to 3" in ended.stderr
+    (tmp_path / "words.txt").write_text("the\ncat\nmat\n")
+    ended, found = run("file", "--task.vocabulary", tmp_path / "words.txt")
+    assert ended.returncode == 0 and not found, ended.stderr
+    assert 4 < fedmpi.load_run(tmp_path / "file").final("perplexity") < 7  # of the, cat, mat, <eos> and <unk>
+    ended, _ = run("none", "--task.vocabulary", tmp_path / "lacks.txt")
+    assert ended.returncode == 2 and "lacks.txt: cannot be read" in ended.stderr, ended.stderr
+
+
 def words_of(tale):
     return tale.replace("\n", " <eos> ").split()
 

@@ -36,8 +36,8 @@ def lines_of(capfd):
 def test_labels_that_cross_and_classes_without_tests(tmp_path):
     data = write_silos(tmp_path, [([20, 20, 20], [9, 4, 0]), ([20, 20, 20], [5, 6, 7])])
     words = ("--data", data, "--rounds", 1, "--algorithm", "fedavg", "--name", "run")
-    ended = train(2, tmp_path, *words, "--task.metrics", "f1,auroc")
-    assert f"fedmpi: task.metrics: {CROSSES} f1, auroc; without such" in ended.stderr, ended.stderr
+    ended = train(2, tmp_path, *words, "--task.metrics", "f1,auroc", "--scores", "samples")
+    assert f"fedmpi: task.metrics: {CROSSES} auroc; without such" in ended.stderr, ended.stderr
     assert [line.split() for line in ended.stdout.splitlines() if "no test cases" in line] == [
         ["no", "test", "cases", "client", "0:", "unknown"]
     ]
@@ -45,10 +45,12 @@ def test_labels_that_cross_and_classes_without_tests(tmp_path):
     header, first, second = ended.stdout.splitlines()[-3:]
     assert header.endswith("cases of ill  cases of well  cases of unknown"), ended.stdout + ended.stderr
     assert first.split()[-3:] == ["9", "4", "0"] and second.split()[-3:] == ["5", "6", "7"]
-    ended = train(2, tmp_path, *words[:-1], "plain")
+    ended = train(2, tmp_path, *words[:-1], "plain", "--task.metrics", "f1,auroc")
     assert "every rank receives" not in ended.stderr and ended.returncode == 0, ended.stderr
     ended = start(2, "-m", "own_metric_crosses", tmp_path)
     assert f"fedmpi: metrics of task Own: {CROSSES} of_all; without" in ended.stderr, ended.stderr
+    ended = start(2, "-m", "own_metric_crosses", tmp_path, "bins")
+    assert "LINE scores = bins: metric of_all needs the output and target of every sample" in ended.stdout, ended.stderr
 
 
 @pytest.mark.parametrize("share", [100, 99])
