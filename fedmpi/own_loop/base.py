@@ -256,9 +256,7 @@ class OwnLoop:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
-        self._adopt(ends=True)
-        if self._in_round:
-            self._advance(ends=True)
+        self._end_round_now()
         self._keep_private()
         self._announce(ENDED)
         if self._recorded:
@@ -282,6 +280,12 @@ class OwnLoop:
         torch.set_num_threads(self._threads or torch.get_num_threads())
         _open_loops.discard(self)
         close_link(self._link)
+
+    def _end_round_now(self) -> None:
+        """Average what a round has that has begun."""
+        self._adopt(ends=True)
+        if self._in_round:
+            self._advance(ends=True)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state as name -> tensor, number or list of numbers, also within a round. Not collective.
