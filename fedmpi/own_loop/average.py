@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -119,7 +119,7 @@ def average(
     arguments |= agree(link, lambda: check_may_differ(may_differ))
     check_same(link, module, algorithm, arguments, buffers, private)
     check_same_code(link, {"model": module, **sending.as_objects()}, may_differ)
-    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
+    flat = agree(link, lambda: _lay_out(module, algorithm.names))
 
     def make_oracle(client: Any) -> "OptimizerState":
         return OptimizerState(client, flat, optimizers, algorithm.names)
@@ -130,6 +130,13 @@ def average(
     objects = {f"optimizer {number}": torch_optimizer for number, torch_optimizer in enumerate(optimizers)}
     averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments, **kept})
     return averaged
+
+
+def _lay_out(module: torch.nn.Module, exchange: Collection[str]) -> FlatModule:
+    flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT, has_masters=True)
+    if flat.has_masters and exchange:
+        raise UserError(f"exchange = {tuple(exchange)}: expected parameters in float32 or float64, without 16-bit ones")
+    return flat
 
 
 def _listed(optimizer: Any) -> list[Any]:

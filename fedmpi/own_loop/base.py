@@ -396,6 +396,7 @@ class OwnLoop:
             for name, value in {**dict(flat.module.named_buffers()), **flat.named_values(x, store.buffers)}.items():
                 if name in state:
                     value.copy_(state[name])
+            flat.adopt()
             for tensor in (x, store.buffers, *flat.counters, *frozen):
                 _take_rank_0s(self._link, tensor)
         self._link.traffic.restore(traffic)
@@ -513,8 +514,9 @@ class OwnLoop:
                 f"at the average after round {federation.round_index} the ranks had different step sizes: "
                 "expected the same schedule on all ranks"
             )
-        if self._recorded:
+        if self._recorded or self._flat.has_masters:
             self._flat.point_at(self._current(), self._client.buffers)
+        if self._recorded:
             self._recorded.after_round(self.round_loss)
 
     def _request(self) -> int:

@@ -97,7 +97,7 @@ def join(
     texts |= agree(link, lambda: check_may_differ(may_differ))
     check_same(link, module, made, texts, buffers, private)
     check_same_code(link, {"model": module, "algorithm": made, **sending.as_objects()}, may_differ)
-    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
+    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, has_masters=True))
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client: Any) -> ClosureOracle:

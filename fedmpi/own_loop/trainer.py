@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback
 
 from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.job.opening import TIMEOUT, close_link, open_link
+from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.ground.errors import UserError, attempt
 from fedmpi.ground.text import Log
 from fedmpi.own_loop.average import average
@@ -24,6 +25,7 @@ from fedmpi.runs.checkpoints.files import Damaged, read_state, write_state
 log = Log(__name__)
 
 STATE, MARK = "fedmpi.safetensors", "fedmpi.json"  # in a checkpoint of Trainer; with the mark it is complete
+NAME = "federation"  # of its state in the file
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MEASURED = re.compile(r"epoch|.*_(runtime|per_second|time)")  # metrics that each rank keeps for itself
 OF_TRAINER = {"step_size": "learning_rate", "clip_norm": "max_grad_norm", "weight_decay": "weight_decay"}
@@ -88,8 +90,7 @@ class FederatedCallback(TrainerCallback):
             if step > max(common):
                 path = folder / f"checkpoint-{step}"
                 log.warning(f"{path} is not complete on all ranks: it is called incomplete-{step} from now on")
-                agree_alone = attempt("rename", path)
-                with agree_alone:
+                with attempt("rename", path):
                     path.replace(folder / f"incomplete-{step}")
 
     def on_train_begin(
@@ -228,7 +229,7 @@ def _write(folder: pathlib.Path, state: Mapping[str, Any]) -> None:
     """Write the state of a federation beside what Trainer has saved, and then the mark that it is complete."""
     for name in (MARK, STATE):
         (folder / name).unlink(missing_ok=True)
-    size, checksum = write_state(folder / STATE, state)
+    size, checksum = write_state(folder / STATE, flatten({**state}, NAME))
     part = folder / f"{MARK}.part"
     part.write_text(json.dumps({"bytes": size, "crc32": checksum}), encoding="ascii")
     part.replace(folder / MARK)
@@ -242,7 +243,7 @@ def _read(folder: pathlib.Path) -> dict[str, Any]:
     """
     try:
         mark = json.loads((folder / MARK).read_text(encoding="ascii"))
-        state: dict[str, Any] = read_state(folder / STATE, mark["bytes"], mark["crc32"])
+        state: dict[str, Any] = unflatten(read_state(folder / STATE, mark["bytes"], mark["crc32"]), NAME)
         return state
     except FileNotFoundError:
         raise UserError(
