@@ -131,7 +131,7 @@ class Autograd(OracleKind):
             raise UserError(f"{given}: a sample of this task leaves a state to the next one: leave it out")
         for name, part in flat.module.named_modules():
             if isinstance(part, _BatchNorm) and part not in flat.frozen_parts:
-                raise UserError(f"{given}: '{name}' takes the statistics of a whole minibatch: freeze it, or leave it out")
+                raise UserError(f"{given}: '{name}' has statistics of a whole minibatch: freeze it, or leave this out")
 
     def called(self, module: nn.Module) -> nn.Module:
         """What is called for a pass of a module: itself, or compiled."""

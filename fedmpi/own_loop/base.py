@@ -256,7 +256,7 @@ class OwnLoop:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
-        self._end_round_now()
+        self.end_round()
         self._keep_private()
         self._announce(ENDED)
         if self._recorded:
@@ -281,8 +281,8 @@ class OwnLoop:
         _open_loops.discard(self)
         close_link(self._link)
 
-    def _end_round_now(self) -> None:
-        """Average what a round has that has begun."""
+    def end_round(self) -> None:
+        """Average now what a round has that has begun; between two rounds, do nothing."""
         self._adopt(ends=True)
         if self._in_round:
             self._advance(ends=True)

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.equality import digest
+from fedmpi.federation.frozen import freeze
 from fedmpi.federation.nested import flatten
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.generators import noise_kept, seed_all, states_outside_torch
@@ -26,7 +27,6 @@ from fedmpi.oracles.flat_module import FlatModule, check_whole, odd_kind
 from fedmpi.oracles.micro_batches import micro_batches
 from fedmpi.runs.model_files import check_savable
 from fedmpi.training.early_stopping import check_goal, selection_goal
-from fedmpi.training.layers import freeze
 
 log = Log(__name__)
 

@@ -67,7 +67,7 @@ def test_both_gradients_of_a_pair_have_the_same_dropout_masks():
 
 def test_batch_norm_is_one_line_unless_it_is_frozen():
     module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    with pytest.raises(fedmpi.UserError, match="accumulate = 2: '1' takes the statistics of a whole minibatch"):
+    with pytest.raises(fedmpi.UserError, match="accumulate = 2: '1' has statistics of a whole minibatch"):
         make(module, 2)
     module[1].requires_grad_(False)
     make(module, 2)
