@@ -2,7 +2,7 @@
 
 Import this module before ``TrainingArguments`` are made. Hugging Face's libraries would take the ranks of an mpirun for
 the workers of one data-parallel job of theirs. Where there are several ranks, the import begins MPI, and removes the
-variables by which these libraries would see that: each rank is a silo of its own.
+variables that would say so to these libraries: each rank is a silo of its own.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import torch
 
 from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.job.opening import TIMEOUT, close_link, open_link
-from fedmpi.comm.start.mpi_library import hide_launcher
+from fedmpi.comm.start.launch import hide_launcher
 from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.ground.errors import UserError, attempt
 from fedmpi.ground.text import Log
@@ -184,6 +184,8 @@ class FederatedTrainer(Trainer):
     Raises:
         UserError: one line, if the arguments have an optimizer, or need one.
     """
+
+    optimizer: Any
 
     def __init__(self, *arguments: Any, federation: Mapping[str, Any], **others: Any) -> None:
         for name, of_trainer in OF_TRAINER.items():

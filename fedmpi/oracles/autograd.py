@@ -59,7 +59,7 @@ class AutogradOracle(ModuleOracle):
 
     def _accumulated(self, xi: Sample, out: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         """Put the sum over the parts of a sample into `out`; `part` [dim] is overwritten."""
-        losses = []
+        losses: list[torch.Tensor] = []
         for share, batch in micro_batches(xi.batch, self._accumulate):
             loss_of = functools.partial(self._share_of_loss, batch=batch, share=share)
             losses.append(self._flat.gradient(loss_of, part if losses else out))

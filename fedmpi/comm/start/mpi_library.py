@@ -16,7 +16,7 @@ from typing import Any
 
 from fedmpi.comm.start.orphan import launcher_above
 from fedmpi.comm.start.pmi import corrected
-from fedmpi.comm.start.process import hide_variables, left_by_worker, open_closed_streams, started_by
+from fedmpi.comm.start.process import left_by_worker, open_closed_streams, started_by
 from fedmpi.comm.start.shared_memory import prepare_shared_memory
 from fedmpi.ground.errors import INTERRUPTED, STOPPED, UserError
 from fedmpi.ground.text import short
@@ -102,17 +102,6 @@ def begin(limit: float = LIMIT) -> None:
         for comm in (library.COMM_SELF, library.COMM_WORLD):
             comm.Set_errhandler(library.ERRORS_RETURN)  # as mpi4py does: errors become exceptions
     vars(MPI)["process"] = os.getpid()
-
-
-def hide_launcher() -> None:
-    """Where there are several ranks, begin MPI and hide from other libraries that this process is one. Collective.
-
-    Raises:
-        UserError: if there is no MPI library.
-    """
-    if started_by()[1] > 1:
-        begin()
-        hide_variables()
 
 
 def _of_other_launchers(library):
