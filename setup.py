@@ -65,6 +65,9 @@ setup(
         "parquet": ["pyarrow>=14"],  # tables in parquet and feather files
         # what `data prepare` reads: parquet, feather and Hugging Face's folders; Excel; DICOM; NIfTI; pictures
         "formats": ["pyarrow>=14", "openpyxl>=3.1", "pydicom>=3.0", "nibabel>=5.0", "pillow>=10.0"],
+        # Fine-tuning by Hugging Face's tools: fedmpi.huggingface, docs/fine_tuning.md
+        "huggingface": ["transformers>=5.0", "peft>=0.18", "accelerate>=1.10"],
+        "lightning": ["lightning>=2.5"],  # for the recipe in docs/fine_tuning.md
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
         # Tests compare with these and are skipped without; they may replace torch, see CONTRIBUTING.md.
         "peers": ["flwr", "keras", "appfl", "nvflare", "pfl", "fluke-fl", "fedlab", "accelerate", "torchft"],

@@ -20,7 +20,7 @@ ELSEWHERE = {
 }
 # The order of the pages; those that are not listed follow, those that are not there are left out.
 ORDER = (
-    "index", "coming_from", "data", "personal", "baselines", "own_task", "own_loop", "python", "api", "algorithms",
+    "index", "coming_from", "data", "personal", "baselines", "own_task", "own_loop", "fine_tuning", "python", "api", "algorithms",
     "objectives", "settings", "sweeps", "reports", "papers", "theory", "reproduction", "cluster", "checkpoints",
     "failures", "aggregation", "gpu", "speed", "how_it_works", "core",
 )  # fmt: skip
@@ -55,6 +55,7 @@ def api_page():
     """What a program may use, from the docstrings, as a page that mkdocstrings fills."""
     names = {"train": "cli.train.train", "load": "load", "load_run": "load_run"}
     names |= {name: f"{module}.{name}"[len("fedmpi.") :] for name, module in sorted(fedmpi._DEFINED_IN.items())}
+    names |= {name: f"huggingface.{name}" for name in ("FederatedCallback", "FederatedTrainer")}
     names |= {"Run": "training.api.Run", "RunFolder": "runs.folder.RunFolder"}
     parts = [f"::: fedmpi.{path}\n    options: {{heading: {name}, toc_label: {name}}}" for name, path in names.items()]
     return "\n\n".join(["# Functions and classes", "This page is generated from the docstrings.", *parts]) + "\n"

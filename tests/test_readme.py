@@ -1,5 +1,6 @@
 """The README and the pages in docs/ are true: their commands run as written, in order, from an empty folder."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -168,8 +169,14 @@ def places(path):
     return [str(path.relative_to(ROOT)), *modules]
 
 
+# Page -> packages that its programs use, which the tests' own environment lacks.
+NEEDED = {"fine_tuning": ("transformers", "peft", "accelerate", "lightning")}
+
+
 def as_case(name):
     marks = [pytest.mark.rarely(*places(PAGES[name])), *[pytest.mark.slow] * (name in LONG)]
+    missing = [package for package in NEEDED.get(name, ()) if importlib.util.find_spec(package) is None]
+    marks += [pytest.mark.skip(reason=f"needs {', '.join(missing)}")] if missing else []
     return pytest.param(name, marks=marks)
 
 

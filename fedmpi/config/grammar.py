@@ -26,6 +26,7 @@ from fedmpi.ground.text import short
 SWITCHES = ("print_config", "traceback", "help")  # flags without a value
 FLAGS = ("preset", "config", "list")  # flags with one
 SHORT = {"data": "task.data", "autocast": "oracle.autocast", "compile": "oracle.compile"}  # short key -> key
+SHORT |= {"accumulate": "oracle.accumulate"}
 SHORT |= {"own_files": "task.own_files", "baselines.step_sizes": "baselines_step_sizes"}
 Assignments = list[tuple[str, str]]  # a setting's key and the text of its value
 Flags = dict[str, str | bool]  # flag -> its text, or True for one of `SWITCHES`

@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
 from fedmpi.oracles import compiled
 from fedmpi.oracles.base import Client, LocalObjective, OracleKind, Sample
 from fedmpi.oracles.flat_module import FlatModule
+from fedmpi.oracles.micro_batches import micro_batches
 from fedmpi.oracles.module import ModuleOracle
 
 
@@ -22,6 +25,7 @@ class AutogradOracle(ModuleOracle):
         autocast: whether the loss is evaluated in bfloat16 in the operations that torch considers safe; rows,
             gradients and what an algorithm does with them keep their precision.
         module: what is called for a pass; None: the model itself.
+        accumulate: parts in which the gradient of a minibatch is computed, see `micro_batches`.
     """
 
     def __init__(
@@ -31,11 +35,13 @@ class AutogradOracle(ModuleOracle):
         rows: torch.Tensor | compiled.Workspace,
         autocast: bool = False,
         module: nn.Module | None = None,
+        accumulate: int = 1,
     ) -> None:
         workspace = rows if isinstance(rows, compiled.Workspace) else compiled.Workspace(rows)
         super().__init__(client, objective, workspace.rows)
         self._captured, self._fixed = workspace.captured, workspace.fixed
-        self._autocast, self._module = autocast, module
+        self._autocast, self._module, self._accumulate = autocast, module, accumulate
+        self._part = torch.empty_like(self._rows[0]) if accumulate > 1 else None  # the gradient of one of the parts
 
     def _evaluate(self, z: torch.Tensor, xi: Sample, out: torch.Tensor) -> torch.Tensor:
         if self._captured is not None:
@@ -47,7 +53,22 @@ class AutogradOracle(ModuleOracle):
             z = self._fixed.copy_(z)
         self._flat.point_at(z, self._buffers)
         self._noise.before_pass(xi.noise)
+        if self._part is not None:
+            return self._accumulated(xi, out, self._part)
         return self._flat.gradient(functools.partial(self._loss, batch=xi.batch), out)
+
+    def _accumulated(self, xi: Sample, out: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """Put the sum over the parts of a sample into `out`; `part` [dim] is overwritten."""
+        losses: list[torch.Tensor] = []
+        for share, batch in micro_batches(xi.batch, self._accumulate):
+            loss_of = functools.partial(self._share_of_loss, batch=batch, share=share)
+            losses.append(self._flat.gradient(loss_of, part if losses else out))
+            if len(losses) > 1:
+                out.add_(part)
+        return torch.stack(losses).sum()
+
+    def _share_of_loss(self, module: nn.Module, batch: Any, share: float) -> torch.Tensor:
+        return self._loss(module, batch) * share
 
     def _loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
         module = module if self._module is None else self._module
@@ -76,6 +97,18 @@ class Autograd(OracleKind):
         among=("off", "cuda_graph", "default", "reduce-overhead"),
     )
 
+    accumulate: int = setting(
+        1,
+        "parts in which the gradient of a minibatch is computed, one after the other, so that the activations of one "
+        "part need memory; the loss must be a mean over the samples; short form: --accumulate",
+        least=1,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.accumulate > 1 and self.compile == "cuda_graph":
+            raise UserError(f"accumulate = {self.accumulate}: a CUDA graph is of one whole minibatch: leave one out")
+
     @property
     def uses_torch_compile(self) -> bool:
         return compiled.uses_torch_compile(self.compile)
@@ -84,7 +117,21 @@ class Autograd(OracleKind):
         return compiled.make_workspace(flat, self.compile)
 
     def make(self, client: Client, objective: LocalObjective, workspace: compiled.Workspace) -> AutogradOracle:
-        return AutogradOracle(client, objective, workspace, self.autocast != "off", self.called(objective.flat.module))
+        module = objective.flat.module
+        if self.accumulate > 1:
+            self._check_parts(objective)
+        return AutogradOracle(
+            client, objective, workspace, self.autocast != "off", self.called(module), self.accumulate
+        )
+
+    def _check_parts(self, objective: LocalObjective) -> None:
+        """Raise UserError if a minibatch in parts has another meaning than as a whole."""
+        given, flat = f"accumulate = {self.accumulate}", objective.flat
+        if getattr(objective.task, "carries", False):
+            raise UserError(f"{given}: a sample of this task leaves a state to the next one: leave it out")
+        for name, part in flat.module.named_modules():
+            if isinstance(part, _BatchNorm) and part not in flat.frozen_parts:
+                raise UserError(f"{given}: '{name}' has statistics of a whole minibatch: freeze it, or leave this out")
 
     def called(self, module: nn.Module) -> nn.Module:
         """What is called for a pass of a module: itself, or compiled."""

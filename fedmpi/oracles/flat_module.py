@@ -17,6 +17,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.oracles.architecture import describe
 
 Tensors = list[torch.Tensor]
+HALVES = (torch.bfloat16, torch.float16)
 LARGE_LAYER = 1 << 18  # weights; in smaller layers, the copy of the gradient takes no measurable time
 
 
@@ -41,6 +42,8 @@ class FlatModule:
         direct_gradients: whether large linear layers compute the gradient of their weights where
             `gradient` is to put it. The product is the same; it may round differently.
         alignment: each parameter begins at a multiple of so many elements; what lies between them is 0.
+        has_masters: whether parameters may be of 16 bits. They keep memory of their own, with the rounded values of a
+            float32 vector: the masters.
 
     Attributes:
         dim: d, the number of trainable parameters and of the elements between them.
@@ -66,12 +69,13 @@ class FlatModule:
         channels_last: bool | None = False,
         direct_gradients: bool = True,
         alignment: int = 1,
+        has_masters: bool = False,
     ) -> None:
         self.module = module
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if not named:
             raise UserError(f"model {type(module).__name__} has no trainable parameter")
-        _check_kinds([p for _, p in named])  # before anything is converted
+        self._dtype = _common_dtype([p for _, p in named], has_masters)  # before anything is converted
         give_own_memory(module)
         self._views: dict[int, _Known] = {}  # id of a row -> what `_known` makes of it
         self._buffer_homes: dict[int, _Known] = {}  # id of a vector of buffers -> the same
@@ -81,6 +85,9 @@ class FlatModule:
         self.architecture = describe(module)
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
+        self._rounded = {  # position -> memory of its own, of the parameters that are no views of the vector
+            position: p.data.clone() for position, p in enumerate(self.parameters) if p.dtype != self._dtype
+        }
         self.unused: list[str] = []
         self._entries, self._structure = _trained_entries(module), _structure(module)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
@@ -91,7 +98,7 @@ class FlatModule:
         self.dim = sum(self._sizes)
         begins = [end - size for end, size in zip(itertools.accumulate(self._sizes), self._sizes)]
         self.segments = [slice(begin, begin + p.numel()) for begin, p in zip(begins, self.parameters)]
-        self._buffers, num_buffers = _lay_out_buffers(module, self.parameters[0].dtype)
+        self._buffers, num_buffers = _lay_out_buffers(module, self._dtype)
         self._given_buffers = [buffer.owner._buffers[buffer.key] for buffer in self._buffers]
         self._integer_buffers = [
             (owner, key)
@@ -148,7 +155,15 @@ class FlatModule:
 
     def _known_views(self, vector: torch.Tensor) -> Tensors:
         """What `views` returns, made once for each vector."""
-        return _known(self._views, vector, self.views).views
+        return self._known_at(vector).views
+
+    def _known_at(self, vector: torch.Tensor) -> "_Known":
+        return _known(self._views, vector, self.views, self._rounded)
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether some parameters have the rounded values of a vector, and do not lie in it."""
+        return bool(self._rounded)
 
     @torch.no_grad()
     def flatten(self, tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
@@ -157,7 +172,7 @@ class FlatModule:
         Gradients of large layers that lie in `out` already stay there.
         """
         if out is None:
-            out = tensors[0].new_zeros(self.dim)
+            out = tensors[0].new_zeros(self.dim, dtype=self._dtype)
         self._fill(self._known_views(out), tensors)
         return out
 
@@ -224,11 +239,14 @@ class FlatModule:
 
         Each gets a storage of its own in that memory, see `alone`: files of the model contain no more than the model.
         """
-        self._at = _known(self._views, vector, self.views)  # where the parameters are now; `adopt` copies strays back
+        self._at = self._known_at(vector)  # where the parameters are now; `adopt` copies strays back
         if [parameter.data_ptr() for parameter in self.parameters] != self._at.pointers:
             for parameter, home, pointer in zip(self.parameters, self._at.homes(), self._at.pointers):
                 if parameter.data_ptr() != pointer:
                     parameter.data = home
+        if self._rounded:
+            views = [self._at.views[position] for position in self._rounded]
+            torch._foreach_copy_([*self._rounded.values()], views)
         torch.clear_autocast_cache()  # it has casts of the values of before, if this is within the user's autocast
         if buffers is not None:
             self._buffers_at = _known(self._buffer_homes, buffers, self._buffer_views)
@@ -265,15 +283,17 @@ class FlatModule:
         pointers = [parameter.data_ptr() for parameter in self.parameters]
         if pointers != self._at.pointers or not all(map(_is_at, self._buffers, self._buffers_at.pointers)):
             self._adopt_strays()
+        for position, value in self._rounded.items():
+            _take_changes(self._at.views[position], value)
 
     @torch.no_grad()
     def _adopt_strays(self) -> None:
         strays, parts = [], [buffer.part.name for buffer in self._buffers]
         self._check_not_moved(self.names, self._at)
         self._check_not_moved(parts, self._buffers_at)
-        for name, parameter, view, home in zip(self.names, self.parameters, self._at.views, self._at.homes()):
-            if parameter.data_ptr() != view.data_ptr():
-                strays.append((view, self._stray(name, parameter.data, view, view.dtype)))
+        for name, parameter, home, pointer in zip(self.names, self.parameters, self._at.homes(), self._at.pointers):
+            if parameter.data_ptr() != pointer:
+                strays.append((home.data, self._stray(name, parameter.data, home, home.dtype)))
                 parameter.data = home
         for buffer, view, home in zip(self._buffers, self._buffers_at.views, self._buffers_at.homes()):
             if not _is_at(buffer, view.data_ptr()):
@@ -433,31 +453,40 @@ class _Known:
     """The views of a vector that is in use, and where they are.
 
     Attributes:
-        reference: weak, to the vector. views: tensors. pointers: where each of them begins.
+        reference: weak, to the vector. views: tensors. pointers: where the module's tensors begin: the views, or
+            what is given in the place of some (position -> tensor).
     """
 
-    def __init__(self, reference: "weakref.ref[torch.Tensor]", views: Tensors) -> None:
+    def __init__(
+        self, reference: "weakref.ref[torch.Tensor]", views: Tensors, others: Mapping[int, torch.Tensor]
+    ) -> None:
         self.reference, self.views = reference, views
-        self.pointers = [view.data_ptr() for view in views]
+        self._given = [others.get(position, view) for position, view in enumerate(views)]
+        self.pointers = [tensor.data_ptr() for tensor in self._given]
         self._homes: Tensors | None = None
 
     def homes(self) -> Tensors:
-        """The views, each with a storage of its own; a buffer that modules share remains one tensor."""
+        """The module's tensors, each with a storage of its own; a buffer that modules share remains one tensor."""
         if self._homes is None:
-            keys = [(pointer, view.dtype, view.shape) for pointer, view in zip(self.pointers, self.views)]
-            known = {key: alone(view) for key, view in dict(zip(keys, self.views)).items()}
+            keys = [(pointer, tensor.dtype, tensor.shape) for pointer, tensor in zip(self.pointers, self._given)]
+            known = {key: alone(tensor) for key, tensor in dict(zip(keys, self._given)).items()}
             self._homes = [known[key] for key in keys]
         return self._homes
 
 
-def _known(vectors: dict[int, _Known], vector: torch.Tensor, views_of: Callable[[torch.Tensor], Tensors]) -> _Known:
+def _known(
+    vectors: dict[int, _Known],
+    vector: torch.Tensor,
+    views_of: Callable[[torch.Tensor], Tensors],
+    others: Mapping[int, torch.Tensor] | None = None,
+) -> _Known:
     """The `_Known` of a vector, made once; `vectors` has those that are in use by their ids."""
     key = id(vector)
     known = vectors.get(key)
     if known is None or known.reference() is not vector:
         # Views of an alias: they must not keep the vector alive whose end removes them.
         reference = weakref.ref(vector, lambda _: vectors.pop(key, None))
-        known = vectors[key] = _Known(reference, views_of(vector.data))
+        known = vectors[key] = _Known(reference, views_of(vector.data), others or {})
     return known
 
 
@@ -477,15 +506,28 @@ def alone(view: torch.Tensor) -> torch.Tensor:
         return view
 
 
-def _check_kinds(parameters: Sequence[torch.Tensor]) -> None:
-    """Raise UserError unless all parameters can lie in one vector."""
+def _take_changes(masters: torch.Tensor, rounded: torch.Tensor) -> None:
+    """Copy into a float32 tensor what is not its rounded value: where nothing was changed, its digits stay."""
+    is_changed = rounded != masters.to(rounded.dtype)
+    masters.copy_(torch.where(is_changed, rounded.to(masters.dtype), masters))
+
+
+def _common_dtype(parameters: Sequence[torch.Tensor], has_masters: bool) -> torch.dtype:
+    """The type of a vector of the parameters.
+
+    Raises:
+        UserError: if they cannot lie in one.
+    """
     kinds = {(parameter.dtype, parameter.device) for parameter in parameters if not is_lazy(parameter)}
-    if len(kinds) > 1 or any(dtype not in (torch.float32, torch.float64) for dtype, _ in kinds):
+    allowed = {torch.float32 if has_masters and dtype in HALVES else dtype for dtype, _ in kinds}
+    devices = {device for _, device in kinds}
+    if len(allowed) > 1 or len(devices) > 1 or not allowed <= {torch.float32, torch.float64}:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise UserError(
             f"the trainable parameters are {found}: expected all of them in float32 or float64 and on one device "
             "(torch.autocast computes in bfloat16 with parameters in float32)"
         )
+    return allowed.pop() if allowed else torch.float32
 
 
 def odd_kind(tensor: torch.Tensor) -> str | None:

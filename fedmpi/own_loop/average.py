@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -16,6 +16,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.code import check_same_code
 from fedmpi.comm.job.opening import TIMEOUT, open_link
 from fedmpi.federation.client import Client
+from fedmpi.federation.frozen import freeze as freeze_parameters
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import import_path
 from fedmpi.ground.settings import nearest
@@ -46,6 +47,7 @@ def average(
     timeout: float = TIMEOUT,
     buffers: Literal["equal", "rank0", "average"] = "equal",
     private: str | None = None,
+    freeze: str | None = None,
     participation: float = 1.0,
     seed: int = 0,
     aggregation: str | Aggregation | type[Aggregation] = "mean",
@@ -89,6 +91,7 @@ def average(
         buffers: "equal": it is an error if buffers differ between the ranks; "rank0", "average": begin with those of
             rank 0, or with the mean of the float ones.
         private: names of parameters, buffers or modules that each rank keeps for itself, as in ``--private``.
+        freeze: names of parameters that are not trained, as in ``--freeze``; the same values on all ranks.
         participation: share of the ranks that take part in a round, drawn for each by `seed` as in `fedmpi.train`; the
             others call ``fed.step()`` as often, but make no step: ``if fed.takes_part: optimizer.step()``.
         aggregation: how the ranks' rows become one: a name (``--list aggregations``), a dotted path, or an
@@ -113,13 +116,14 @@ def average(
     optimizers = agree(link, lambda: _listed(optimizer))
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation))
     module = unwrapped(model)
+    agree(link, lambda: freeze_parameters(module, freeze))
     sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty))
     recording = agree(link, lambda: chosen_recording(record))
     arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
     arguments |= agree(link, lambda: check_may_differ(may_differ))
     check_same(link, module, algorithm, arguments, buffers, private)
     check_same_code(link, {"model": module, **sending.as_objects()}, may_differ)
-    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT))
+    flat = agree(link, lambda: _lay_out(module, algorithm.names))
 
     def make_oracle(client: Any) -> "OptimizerState":
         return OptimizerState(client, flat, optimizers, algorithm.names)
@@ -130,6 +134,13 @@ def average(
     objects = {f"optimizer {number}": torch_optimizer for number, torch_optimizer in enumerate(optimizers)}
     averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments, **kept})
     return averaged
+
+
+def _lay_out(module: torch.nn.Module, exchange: Collection[str]) -> FlatModule:
+    flat = FlatModule(module, channels_last=None, direct_gradients=False, alignment=ALIGNMENT, has_masters=True)
+    if flat.has_masters and exchange:
+        raise UserError(f"exchange = {tuple(exchange)}: expected parameters in float32 or float64, without 16-bit ones")
+    return flat
 
 
 def _listed(optimizer: Any) -> list[Any]:

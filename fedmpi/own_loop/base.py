@@ -256,9 +256,7 @@ class OwnLoop:
         """Average what the last round has, and give the model memory of its own; it is a plain module then."""
         if self._accounts is not None:
             return
-        self._adopt(ends=True)
-        if self._in_round:
-            self._advance(ends=True)
+        self.end_round()
         self._keep_private()
         self._announce(ENDED)
         if self._recorded:
@@ -282,6 +280,12 @@ class OwnLoop:
         torch.set_num_threads(self._threads or torch.get_num_threads())
         _open_loops.discard(self)
         close_link(self._link)
+
+    def end_round(self) -> None:
+        """Average now what a round has that has begun; between two rounds, do nothing."""
+        self._adopt(ends=True)
+        if self._in_round:
+            self._advance(ends=True)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state as name -> tensor, number or list of numbers, also within a round. Not collective.
@@ -395,6 +399,7 @@ class OwnLoop:
             for name, value in {**dict(flat.module.named_buffers()), **flat.named_values(x, store.buffers)}.items():
                 if name in state:
                     value.copy_(state[name])
+            flat.adopt()
             for tensor in (x, store.buffers, *flat.counters, *frozen):
                 _take_rank_0s(self._link, tensor)
         self._link.traffic.restore(traffic)
@@ -512,8 +517,9 @@ class OwnLoop:
                 f"at the average after round {federation.round_index} the ranks had different step sizes: "
                 "expected the same schedule on all ranks"
             )
-        if self._recorded:
+        if self._recorded or self._flat.has_masters:
             self._flat.point_at(self._current(), self._client.buffers)
+        if self._recorded:
             self._recorded.after_round(self.round_loss)
 
     def _request(self) -> int:

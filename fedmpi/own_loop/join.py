@@ -16,6 +16,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.code import check_same_code
 from fedmpi.comm.job.opening import TIMEOUT, open_link
 from fedmpi.federation import own_steps
+from fedmpi.federation.frozen import freeze as freeze_parameters
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import command_name, find
 from fedmpi.oracles.architecture import unwrapped
@@ -43,6 +44,7 @@ def join(
     weight_decay: float = 0.0,
     buffers: Literal["equal", "rank0", "average"] = "equal",
     private: str | None = None,
+    freeze: str | None = None,
     participation: float = 1.0,
     seed: int = 0,
     aggregation: str | Aggregation | type[Aggregation] = "mean",
@@ -76,7 +78,8 @@ def join(
         weight: > 0, of this rank in every average (its number of samples, say).
         timeout: seconds after which the job ends if a rank makes the others wait.
         clip_norm: largest norm of a gradient. weight_decay: times the parameters, added to every gradient.
-        buffers, private, participation, seed, aggregation, stages, codec, faulty, record, may_differ: see `average`.
+        buffers, private, freeze, participation, seed: see `average`.
+        aggregation, stages, codec, faulty, record, may_differ: the same.
         settings: of the algorithm, by name, like step_size=0.01.
 
     Returns:
@@ -91,13 +94,14 @@ def join(
     agree(link, lambda: check_arguments(model, weight=weight, **given))
     made = agree(link, lambda: _make_algorithm(algorithm, settings))
     module = unwrapped(model)
+    agree(link, lambda: freeze_parameters(module, freeze))
     sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty))
     recording = agree(link, lambda: chosen_recording(record))
     texts = {**given, "algorithm": command_name(type(made)), **sending.as_texts()}
     texts |= agree(link, lambda: check_may_differ(may_differ))
     check_same(link, module, made, texts, buffers, private)
     check_same_code(link, {"model": module, "algorithm": made, **sending.as_objects()}, may_differ)
-    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False))
+    flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, has_masters=True))
     rows = flat.x.new_zeros(2, flat.dim)
 
     def make_oracle(client: Any) -> ClosureOracle:

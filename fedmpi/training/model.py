@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.equality import digest
+from fedmpi.federation.frozen import freeze
 from fedmpi.federation.nested import flatten
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.generators import noise_kept, seed_all, states_outside_torch
@@ -23,9 +24,9 @@ from fedmpi.models import find_model
 from fedmpi.oracles.architecture import unwrapped
 from fedmpi.oracles.autograd import Autograd
 from fedmpi.oracles.flat_module import FlatModule, check_whole, odd_kind
+from fedmpi.oracles.micro_batches import micro_batches
 from fedmpi.runs.model_files import check_savable
 from fedmpi.training.early_stopping import check_goal, selection_goal
-from fedmpi.training.layers import freeze
 
 log = Log(__name__)
 
@@ -328,6 +329,9 @@ def _one_pass(config, flat, task, batch, out):
             loss = task.loss(flat.module, batch)
         flat.adopt()
         return loss
+
+    if config.oracle.accumulate > 1:  # the whole may not fit into memory
+        _, batch = micro_batches(batch, config.oracle.accumulate)[0]
 
     def loss_of(module):
         loss = task.loss(config.oracle.called(module), batch)

@@ -120,7 +120,8 @@ def test_private_buffers_are_those_of_the_local_steps():
 def test_patterns_of_names():
     from torch import nn
 
-    from fedmpi.training.layers import freeze, matching
+    from fedmpi.federation.frozen import freeze
+    from fedmpi.federation.private import matching
 
     net = nn.Sequential()
     net.add_module("conv", nn.Conv2d(1, 2, 3))

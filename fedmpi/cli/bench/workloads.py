@@ -71,6 +71,31 @@ class WideMLP(nn.Sequential):
         )  # fmt: skip
 
 
+class AdaptedMLP(WideMLP):
+    """A frozen `WideMLP` with two trained factors of rank `adapter_rank` beside each layer: 837,248 parameters."""
+
+    def __init__(self, shape, num_classes, adapter_rank: int = 64):
+        super().__init__(shape, num_classes)
+        self.requires_grad_(False)
+        for place, layer in enumerate(self):
+            if isinstance(layer, nn.Linear):
+                self[place] = Adapted(layer, adapter_rank)
+
+
+class Adapted(nn.Module):
+    """A layer plus the product of two factors, as LoRA has it."""
+
+    def __init__(self, layer, adapter_rank):
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, adapter_rank, bias=False)
+        self.up = nn.Linear(adapter_rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs):
+        return self.layer(inputs) + self.up(self.down(inputs))
+
+
 @dataclasses.dataclass(frozen=True)
 class Workload:
     """A training job of fixed size.
@@ -101,6 +126,11 @@ WORKLOADS = {
         f"--model {HERE}.WideMLP --algorithm.step_size 1e-3 --clients 4 --local_steps 1 --batch_size 8",
         "",
         "MLP 784-4096-2048-10 (11.6M parameters), N = 4, q = 1, batch 8: memory traffic dominates",
+    ),
+    "adapter": Workload(
+        f"--model {HERE}.AdaptedMLP --algorithm.step_size 1e-3 --clients 4 --local_steps 1 --batch_size 8",
+        "",
+        "the same MLP, frozen, with adapters of rank 64 (0.84M parameters), N = 4, q = 1, batch 8",
     ),
     "many_clients": Workload(
         "--model lamb_cnn --model.dropout 0 --algorithm.step_size 1e-3 --clients 50 --local_steps 5 --batch_size 32",

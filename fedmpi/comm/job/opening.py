@@ -113,7 +113,7 @@ def check_alone():
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise UserError(
             f"torch.distributed is initialised with {distributed.get_world_size()} ranks (accelerate and Trainer do so "
-            "if they find a launcher's variables): it would average what fedmpi averages; see docs/own_loop.md"
+            "if they find a launcher's variables): it would average what fedmpi averages: see docs/fine_tuning.md"
         )
 
 

@@ -1,11 +1,11 @@
-"""Whether the processes of a job found each other."""
+"""Whether the processes of a job found each other, and who else may see that."""
 
 import os
 import time
 
-from fedmpi.comm.start.mpi_library import MPI, ranks_of_launcher
+from fedmpi.comm.start.mpi_library import MPI, begin, ranks_of_launcher
 from fedmpi.comm.start.orphan import started_directly
-from fedmpi.comm.start.process import started_by
+from fedmpi.comm.start.process import hide_variables, started_by
 from fedmpi.ground.errors import UserError
 
 PATIENCE = 2.0  # seconds by which the other processes end later than the first: srun -K kills all when one ends
@@ -37,6 +37,17 @@ def check_launch(link, expected=None):
             f"ranks = {expected}: but {link.size} ranks found each other; "
             "start with the mpirun of the MPI that mpi4py uses (python -m mpi4py --mpi-library)"
         )
+
+
+def hide_launcher():
+    """Where there are several ranks, begin MPI and hide from other libraries that this process is one. Collective.
+
+    Raises:
+        UserError: if there is no MPI library.
+    """
+    if started_by()[1] > 1:
+        begin()
+        hide_variables()
 
 
 def _let_first_speak(number):

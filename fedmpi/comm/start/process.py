@@ -1,6 +1,7 @@
 """How this process was started: whether it is a rank of a launcher, or a worker of one."""
 
 import os
+import re
 
 
 def open_closed_streams():
@@ -23,9 +24,12 @@ LAUNCHERS = {
 }
 
 
-def started_by(environment=os.environ):
-    """(the launcher of a process, how many processes it started or more, the number of this one)."""
-    found = []
+def started_by(environment=None):
+    """(the launcher of a process, how many processes it started or more, the number of this one).
+
+    `environment`: of that process; None: of this one.
+    """
+    found, environment = [], {**os.environ, **hidden} if environment is None else environment
     for launcher, names in LAUNCHERS.items():
         size, number = (environment.get(name, "") for name in names)
         if number.isdigit():
@@ -46,3 +50,16 @@ def leave_job():
 
 
 left_by_worker = []  # (name, value) of the variables that made this process a rank
+
+
+# By these, other libraries would take the ranks for the workers of one job of theirs.
+READ_BY_OTHERS = re.compile("(PMI|OMPI_COMM_WORLD|MV2_COMM_WORLD)_(SIZE|RANK)")
+
+
+def hide_variables():
+    """Remove from the environment what says that this process is one of several ranks; fedmpi still knows it."""
+    for name in filter(READ_BY_OTHERS.fullmatch, [*os.environ]):
+        hidden[name] = os.environ.pop(name)
+
+
+hidden = {}  # name -> value of the variables that `hide_variables` has removed

@@ -177,7 +177,7 @@ def test_arguments_name_what_is_allowed():
 def test_workloads_have_the_sizes_that_the_readme_says(workload):
     link = MPILink()
     rounds = Rounds(link, [*arguments_of(workload, quick=True), "--algorithm", "fafed", "--threads", "1"])
-    sizes = {"fashion": 26620, "cnn": 1663370, "mlp": 11626506, "many_clients": 21840}
+    sizes = {"fashion": 26620, "cnn": 1663370, "mlp": 11626506, "adapter": 837248, "many_clients": 21840}
     assert rounds.dim == sizes[workload]
     assert rounds.gradients_per_step == 2
     assert rounds.nbytes == 3 * 4 * rounds.dim

@@ -52,10 +52,11 @@ def _report_rounds(bench, workload, opened, times):
                 f"{rounds.num_clients * rounds.local_steps / took.median:.0f}",
                 format_bytes(rounds.nbytes),
                 format_bytes(rounds.memory),
+                f"{rounds.memory / (rounds.dim * rounds.job.flat.x.element_size()):.1f}",
                 rounds.link.summed_by,
             ]
         )
-    titles = ["algorithm", "round ms", "floor ms", "round/floor", "client-steps/s", "sent", "memory", "by"]
+    titles = ["algorithm", "round ms", "floor ms", "round/floor", "client-steps/s", "sent", "memory", "in rows", "by"]
     bench.results.print(*format_table(titles, rows))
 
 

@@ -1,0 +1,268 @@
+"""Hugging Face's Trainer in a federation: a callback that averages, and a Trainer whose steps an algorithm makes.
+
+Import this module before ``TrainingArguments`` are made. Hugging Face's libraries would take the ranks of an mpirun for
+the workers of one data-parallel job of theirs. Where there are several ranks, the import begins MPI, and removes the
+variables that would say so to these libraries: each rank is a silo of its own.
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+
+from fedmpi.comm.agreement import agree, check_equal
+from fedmpi.comm.job.opening import TIMEOUT, close_link, open_link
+from fedmpi.comm.start.launch import hide_launcher
+from fedmpi.federation.nested import flatten, unflatten
+from fedmpi.ground.errors import UserError, attempt
+from fedmpi.ground.text import Log
+from fedmpi.own_loop.average import average
+from fedmpi.own_loop.join import join
+from fedmpi.runs.checkpoints.files import Damaged, read_state, write_state
+
+hide_launcher()
+try:
+    from transformers import Trainer, TrainerCallback
+except ModuleNotFoundError as error:
+    raise UserError(f"fedmpi.huggingface needs {error.name}: pip install 'fedmpi[huggingface]'") from None
+
+__all__ = ["FederatedCallback", "FederatedTrainer"]
+log = Log(__name__)
+
+STATE, MARK = "fedmpi.safetensors", "fedmpi.json"  # in a checkpoint of Trainer; with the mark it is complete
+NAME = "federation"  # of its state in the file
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+MEASURED = re.compile(r"epoch|.*_(runtime|per_second|time)")  # metrics that each rank keeps for itself
+OF_TRAINER = {"step_size": "learning_rate", "clip_norm": "max_grad_norm", "weight_decay": "weight_decay"}
+TINY = 1e-30  # the step size that stands for 0, with which a warm-up begins
+
+
+class FederatedCallback(TrainerCallback):
+    """Let all ranks average the model of a `transformers.Trainer` every few optimizer steps.
+
+    >>> from fedmpi.huggingface import FederatedCallback  # doctest: +SKIP
+    >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[FederatedCallback(every=10)])  # doctest: +SKIP
+
+    All ranks make the Trainer with the callback, and call `train`, with the same `max_steps`. Between the two, what an
+    evaluation has measured becomes the mean over the ranks, so that all of them choose the same best model and stop
+    together. Trainer's own checkpoints contain the state of the federation.
+
+    Args:
+        every: q, optimizer steps between two averages; accumulated batches count as one.
+        exchange, outer, settings: as `fedmpi.average` takes them.
+
+    Attributes:
+        fed: what `fedmpi.average` has returned, from the beginning of the training on; None before.
+    """
+
+    def __init__(
+        self,
+        every: int = 10,
+        exchange: str | Iterable[str] = (),
+        outer: Literal["none", "momentum", "nesterov", "adam"] = "none",
+        **settings: Any,
+    ) -> None:
+        self._settings = {"every": every, "exchange": exchange, "outer": outer, **settings}
+        self._is_training = False
+        self.fed: Any = None
+
+    def _open(self, args: Any, model: torch.nn.Module, optimizer: Any) -> Any:
+        return average(model, optimizer, **self._settings)
+
+    def _after_step(self) -> None:
+        self.fed.step()
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Give each rank an output folder of its own, and let all ranks find the same last checkpoint."""
+        with self._link() as link:
+            digests = link.allgather([zlib.crc32(os.path.abspath(args.output_dir).encode())])[:, 0]
+            if len({*digests}) < link.size:
+                if link.rank == 0:
+                    others = os.path.join(args.output_dir, "rank-1")
+                    log.warning(f"rank 0 saves in {args.output_dir}, rank 1 in {others}, and so on")
+                else:
+                    args.output_dir = os.path.join(args.output_dir, f"rank-{link.rank}")
+            agree(link, lambda: os.makedirs(args.output_dir, exist_ok=True))
+            self._hide_incomplete(link, pathlib.Path(args.output_dir))
+
+    def _hide_incomplete(self, link: Any, folder: pathlib.Path) -> None:
+        """Rename checkpoints that are newer than the last one which is complete on all ranks: a rank was killed."""
+        steps = {int(match[1]) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
+        complete = [step for step in steps if (folder / f"checkpoint-{step}" / MARK).is_file()]
+        everyone = link.allgatherv(complete).astype(int).tolist()
+        common = [step for step in {*everyone} if everyone.count(step) == link.size]
+        for step in sorted(steps) if common else ():
+            if step > max(common):
+                path = folder / f"checkpoint-{step}"
+                log.warning(f"{path} is not complete on all ranks: it is called incomplete-{step} from now on")
+                with attempt("rename", path):
+                    path.replace(folder / f"incomplete-{step}")
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+    ) -> None:
+        saved: dict[str, Any] = {}
+        with self._link() as link:
+            texts = {"max_steps": str(state.max_steps), "the step to begin with": str(state.global_step)}
+            check_equal(link, texts, "expected the same on all ranks: choose max_steps, and the same checkpoint")
+            agree(link, lambda: self._check(args, state))
+            if state.global_step:
+                saved = agree(link, lambda: _read(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}")))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if saved else []
+        before = [parameter.detach().clone() for parameter in trained]
+        self.fed = self._open(args, model, optimizer)
+        if saved:
+            self.fed.load_state_dict(saved)
+            if not all(map(torch.equal, before, trained)):
+                raise UserError(
+                    f"{args.output_dir}/checkpoint-{state.global_step}: its {STATE} belongs to another model than "
+                    "Trainer has loaded: expected a checkpoint in output_dir"
+                )
+        self._is_training = True
+
+    def _check(self, args: Any, state: Any) -> None:
+        """Raise UserError if the best model could be one that is no average."""
+        every = self._settings.get("every") or self._settings.get("local_steps", 10)
+        if args.load_best_model_at_end:
+            per_epoch = math.ceil(state.max_steps / state.num_train_epochs)
+            steps = state.eval_steps if str(args.eval_strategy.value) == "steps" else per_epoch
+            if steps % every:
+                raise UserError(
+                    f"load_best_model_at_end: there is an evaluation every {steps} steps and an average every {every}: "
+                    "expected a multiple, so that the best model is an average"
+                )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._after_step()
+        if state.global_step >= state.max_steps:
+            self.fed.end_round()  # what Trainer now evaluates and saves is the average
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        if self._is_training and metrics:
+            names = [name for name, value in metrics.items() if _is_number(value) and not MEASURED.fullmatch(name)]
+            means = self.fed.mean(torch.tensor([metrics[name] for name in names], dtype=torch.float64))
+            metrics.update(zip(names, means.tolist()))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._is_training and not args.save_only_model:
+            _write(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}"), self.fed.state_dict())
+            self.fed.any(False)  # all ranks have this checkpoint before one of them removes an older one
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._is_training = False
+        self.fed.finish()
+
+    @contextlib.contextmanager
+    def _link(self) -> Iterator[Any]:
+        """A context with a link over the ranks, before the federation begins. Collective."""
+        link = open_link(self._settings.get("comm"), self._settings.get("timeout", TIMEOUT))
+        try:
+            yield link
+        finally:
+            close_link(link)
+
+
+class FederatedTrainer(Trainer):
+    """A `transformers.Trainer` in which an algorithm of fedmpi takes the optimizer's place.
+
+    The step size is Trainer's learning rate with its schedule; `max_grad_norm` and `weight_decay` are those of the
+    gradients. `optim` and its settings are not used. An algorithm may evaluate a batch, or the accumulated batches,
+    several times.
+
+    Args:
+        federation: name -> value of the arguments of `fedmpi.join`, like
+            {"algorithm": "fafed", "local_steps": 10}.
+        arguments, others: as Trainer takes them.
+
+    Raises:
+        UserError: one line, if the arguments have an optimizer, or need one.
+    """
+
+    optimizer: Any
+
+    def __init__(self, *arguments: Any, federation: Mapping[str, Any], **others: Any) -> None:
+        for name, of_trainer in OF_TRAINER.items():
+            if name in federation:
+                raise UserError(f"federation: {name} = {federation[name]}: give {of_trainer} to TrainingArguments")
+        if (others.get("optimizers") or (None,))[0] is not None:
+            raise UserError("optimizers: an algorithm takes the optimizer's place: leave it out, or use the callback")
+        self.joining = _Joining(federation)
+        self._batches: list[Any] = []  # accumulated so far for the next step
+        others["callbacks"] = [self.joining, *(others.get("callbacks") or ())]
+        super().__init__(*arguments, **others)
+        if self.args.fp16:
+            raise UserError("fp16 = True: scaled losses have scaled gradients: expected bf16, or float32")
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """An optimizer that changes nothing, as no parameter has a gradient left: it has the schedule's step size."""
+        if self.optimizer is None:
+            trained = [parameter for parameter in (model or self.model).parameters() if parameter.requires_grad]
+            self.optimizer = torch.optim.SGD(trained, lr=self.args.learning_rate)
+        return self.optimizer
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        self._batches.append((inputs, num_items_in_batch))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)  # it is in the loss of the last of these batches
+        batches, self._batches = self._batches, []
+        fed, one_pass = self.joining.fed, super().training_step
+        step_size = max(TINY, self.optimizer.param_groups[0]["lr"])
+        if fed.step_size != step_size:
+            fed.step_size = step_size
+        loss: torch.Tensor = fed.step(lambda: torch.stack([one_pass(model, *batch) for batch in batches]).sum())
+        return loss.to(self.args.device)
+
+
+class _Joining(FederatedCallback):
+    """What a `FederatedTrainer` has in the place of the callback."""
+
+    def __init__(self, federation: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._settings = {"local_steps": 10, **federation}
+
+    def _open(self, args: Any, model: torch.nn.Module, optimizer: Any) -> Any:
+        given = {"step_size": max(TINY, optimizer.param_groups[0]["lr"]), "clip_norm": args.max_grad_norm or None}
+        return join(model, **given, weight_decay=args.weight_decay, **self._settings)
+
+    def _after_step(self) -> None:
+        """`training_step` has made it."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _write(folder: pathlib.Path, state: Mapping[str, Any]) -> None:
+    """Write the state of a federation beside what Trainer has saved, and then the mark that it is complete."""
+    for name in (MARK, STATE):
+        (folder / name).unlink(missing_ok=True)
+    size, checksum = write_state(folder / STATE, flatten({**state}, NAME))
+    part = folder / f"{MARK}.part"
+    part.write_text(json.dumps({"bytes": size, "crc32": checksum}), encoding="ascii")
+    part.replace(folder / MARK)
+
+
+def _read(folder: pathlib.Path) -> dict[str, Any]:
+    """What `_write` wrote.
+
+    Raises:
+        UserError: if it is missing or damaged.
+    """
+    try:
+        mark = json.loads((folder / MARK).read_text(encoding="ascii"))
+        state: dict[str, Any] = unflatten(read_state(folder / STATE, mark["bytes"], mark["crc32"]), NAME)
+        return state
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} has no {MARK}: it is no checkpoint of a federation, or a rank was killed while it was written: "
+            "expected an earlier one in output_dir, on all ranks"
+        ) from None
+    except (Damaged, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}: cannot be read: {error}") from None

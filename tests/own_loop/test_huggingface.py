@@ -1,0 +1,158 @@
+"""Hugging Face's Trainer under mpirun: `fedmpi.huggingface`, with PEFT's adapters."""
+
+import functools
+import importlib.util
+import json
+import sys
+
+import pytest
+from helpers import PROGRAMS, ROOT, execute, launchers, start
+
+ARE_HERE = all(map(importlib.util.find_spec, ("transformers", "peft", "accelerate")))
+needs_them = pytest.mark.skipif(not ARE_HERE, reason="needs fedmpi[huggingface]: transformers and peft")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+MOMENTS = ["exp_avg", "exp_avg_sq"]
+
+
+def fine_tune(folder, ranks=2, mpi="default", code=0, **given):
+    """What each rank has found; `code`: of the job, None: any but 0."""
+    ended = start(ranks, PROGRAMS / "fine_tunes.py", folder, json.dumps(given), mpi=mpi, env=OFFLINE)
+    assert (ended.returncode == code) if code is not None else ended.returncode, ended.stderr
+    if code == 0:
+        return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)], ended.stderr
+    return None, ended.stderr
+
+
+@functools.cache
+def unbroken(folder, text):
+    """As `fine_tune`, once for each of the settings (as JSON)."""
+    return fine_tune(folder / "unbroken", **json.loads(text))
+
+
+@needs_them
+@pytest.mark.parametrize("mpi", launchers())
+def test_adapters_are_averaged_and_load_elsewhere(tmp_path, mpi):
+    import torch
+    from fine_tunes import make_model
+    from peft import PeftModel
+    from safetensors.torch import load_file
+
+    (first, second), printed = fine_tune(tmp_path, mpi=mpi)
+    assert first["trained"] == second["trained"] and first["base_stays"] and second["base_stays"]
+    assert first["accounts"]["round"] == 4 and first["accounts"]["bytes"] == 4 * first["trained_bytes"] == 4 * 4096
+    assert first["output_dir"] == str(tmp_path) and second["output_dir"] == str(tmp_path / "rank-1")
+    assert f"rank 0 saves in {tmp_path}, rank 1 in {tmp_path}/rank-1, and so on" in printed
+    for folder in ("final", "checkpoint-10", "checkpoint-20"):
+        ours, theirs = (
+            load_file(path / folder / "adapter_model.safetensors") for path in (tmp_path, tmp_path / "rank-1")
+        )
+        assert sum(value.nbytes for value in ours.values()) == 4096
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    base = make_model({"lora": False, "dropout": 0.1, "dtype": "float32", "checkpointing": None, "quantised": False})
+    loaded = PeftModel.from_pretrained(base, tmp_path / "final")
+    assert any(value.abs().sum() > 0 for name, value in loaded.named_parameters() if "lora_B" in name)
+
+
+@needs_them
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"federation": {"every": 4, "outer": "nesterov", "exchange": MOMENTS}, "save_steps": 3},
+        {"federation": {"every": 4}, "save_steps": 3, "gradient_accumulation_steps": 2},
+        {"federation": {"algorithm": "fafed", "local_steps": 4}, "save_steps": 3, "gradient_accumulation_steps": 2},
+        {"lora": False, "dtype": "bfloat16", "federation": {"every": 4}, "save_steps": 3},
+    ],
+    ids=["callback", "outer", "accumulation", "algorithm", "bfloat16"],
+)
+def test_killed_and_resumed_by_trainers_own_means_it_has_the_same_bits(tmp_path, given):
+    whole, _ = fine_tune(tmp_path / "whole", **given)
+    assert whole[0]["trained"] == whole[1]["trained"]
+    fine_tune(tmp_path / "killed", kill=[1, 13], code=None, **given)
+    resumed, _ = fine_tune(tmp_path / "killed", resume=True, **given)
+    assert [found["trained"] for found in resumed] == [found["trained"] for found in whole]
+
+
+@needs_them
+def test_a_checkpoint_that_one_rank_lacks_is_not_used(tmp_path):
+    fine_tune(tmp_path, max_steps=15)
+    (tmp_path / "rank-1" / "checkpoint-15" / "fedmpi.json").unlink()
+    _, printed = fine_tune(tmp_path, resume=True)
+    for folder in (tmp_path, tmp_path / "rank-1"):
+        assert f"{folder}/checkpoint-15 is not complete on all ranks: it is called incomplete-15" in printed
+        assert (folder / "incomplete-15").is_dir()
+
+
+@needs_them
+def test_the_best_model_is_the_same_on_all_ranks(tmp_path):
+    given = {"eval_strategy": "steps", "eval_steps": 5, "load_best_model_at_end": True, "evaluates": True}
+    (first, second), _ = fine_tune(tmp_path, metric_for_best_model="loss", greater_is_better=False, **given)
+    assert first["best"] == second["best"] and first["trained"] == second["trained"]
+    _, printed = fine_tune(tmp_path / "other", federation={"every": 3}, code=None, **given)
+    assert "there is an evaluation every 5 steps and an average every 3: expected a multiple" in printed
+
+
+@needs_them
+@pytest.mark.parametrize("algorithm", [None, "fafed"])
+@pytest.mark.parametrize("how", ["reentrant", "plain"])
+def test_gradient_checkpointing_changes_no_bit(tmp_path, algorithm, how):
+    federation = {"algorithm": algorithm, "local_steps": 5} if algorithm else {"every": 5}
+    given = {"federation": federation, "max_steps": 10, "save_strategy": "no", "dropout": 0.0}
+    plain, _ = fine_tune(tmp_path / "plain", **given)
+    recomputed, _ = fine_tune(tmp_path / "recomputed", checkpointing=how, **given)
+    assert recomputed[0]["trained"] == recomputed[1]["trained"] == plain[0]["trained"]
+
+
+@needs_them
+@pytest.mark.parametrize("algorithm", [None, "fafed"])
+def test_full_training_in_bfloat16_with_tied_weights(tmp_path, algorithm):
+    """What is sent is float32: the masters."""
+    federation = {"algorithm": algorithm, "local_steps": 5} if algorithm else {"every": 5}
+    given = {"federation": federation, "save_strategy": "no", "dropout": 0.0, "learning_rate": 0.05}
+    (first, second), _ = fine_tune(tmp_path, lora=False, dtype="bfloat16", **given)
+    assert first["trained"] == second["trained"] and first["dtypes"] == ["torch.bfloat16"] and first["tied"]
+    rows = first["accounts"]["bytes"] / first["trained_bytes"] / first["accounts"]["round"]
+    assert 1 <= rows < 1.02 if algorithm is None else rows >= 2  # parameters begin on cache lines; FAFED sends 3 rows
+    assert first["loss"] < 4.1
+
+
+@needs_them
+def test_a_quantised_base_is_left_as_it_is(tmp_path):
+    found, _ = fine_tune(tmp_path, quantised=True, save_strategy="no", max_steps=10)
+    assert found[0]["trained"] == found[1]["trained"] and found[0]["base_stays"]
+    assert found[0]["accounts"]["bytes"] == 2 * 4096
+
+
+@needs_them
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"federation": {"every": 0}}, "every = 0: expected a whole number > 0"),
+        ({"federation": {"algorithm": "fafed", "step_size": 0.1}}, "step_size = 0.1: give learning_rate to Training"),
+        ({"federation": {"algorithm": "fafedd"}}, "did you mean fafed"),
+        ({"resume": True}, "No valid checkpoint found"),
+    ],
+)
+def test_wrong_arguments_are_one_line(tmp_path, given, message):
+    _, printed = fine_tune(tmp_path, code=None, **given)
+    assert message in printed
+
+
+@needs_them
+def test_frozen_factors_stay_equal(tmp_path):
+    """FFA-LoRA: half of the bytes."""
+    found, _ = fine_tune(tmp_path, federation={"every": 5, "freeze": "*lora_A*"}, save_strategy="no")
+    assert found[0]["trained"] == found[1]["trained"]
+    assert found[0]["accounts"]["bytes"] < 4 * 4096
+
+
+@pytest.mark.skipif(ARE_HERE, reason="transformers is installed")
+def test_without_transformers_one_line_says_what_to_install():
+    ended = execute([sys.executable, "-c", "import fedmpi.huggingface"], cwd=ROOT)
+    assert "fedmpi.huggingface needs transformers: pip install 'fedmpi[huggingface]'" in ended.stderr
+
+
+def test_nothing_else_loads_these_libraries():
+    words = "import fedmpi, sys, fedmpi.train, fedmpi.own_loop.average, fedmpi.own_loop.join; print(*sys.modules)"
+    ended = execute([sys.executable, "-c", words], cwd=ROOT)
+    assert not {"transformers", "peft", "accelerate", "lightning", "fedmpi.huggingface"} & {*ended.stdout.split()}
