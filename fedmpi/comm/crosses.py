@@ -101,10 +101,10 @@ _KINDS = {
         kept="clients.json",
     ),
     "blind words": Kind(
-        "for every distinct word of a silo's texts, and for the names of classes and features in its file, 32 bytes that "
-        "nobody can turn back into the word or compare with a dictionary (a point of a curve times secret numbers of "
-        "all ranks), and how many clients of the rank have it; from these a rank learns which of its own words at least "
-        "--least silos have",
+        "for every distinct word of a silo's texts, and for the names of classes and features in its file, 32 bytes "
+        "that nobody can turn back into the word or compare with a dictionary (a point of a curve times secret numbers "
+        "of all ranks), and how many clients of the rank have it; from these a rank learns which of its own words at "
+        "least --least silos have",
         only_if="a file for each silo: --task language without --task.vocabulary, classes and features with names",
         when="before training, once",
     ),
@@ -169,8 +169,8 @@ _KINDS = {
         "counts and sums from which metrics are computed: how often each answer was given to each class, how many "
         "samples' scores lie in each of 1,000 bins, a silo's number of samples, mean, squares and largest error; no "
         "sample's answer",
-        only_if="--task.metrics, metrics of a task of your own, --task auc, segmentation: --scores bins, and all metrics "
-        "that need no scores",
+        only_if="--task.metrics, metrics of a task of your own, --task auc, segmentation: --scores bins, and all "
+        "metrics that need no scores",
         when="at every evaluation, and of a few samples before round 1",
         kept="metrics.jsonl (the metrics)",
     ),

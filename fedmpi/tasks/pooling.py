@@ -141,7 +141,11 @@ class Measuring:
         """Of metrics of classes: from how often each answer was given to each target. Collective on the link."""
         first = next(iter(metrics.values()))
         rows = agree(link, lambda: [first.guarded(answers, _counts) for *_, answers in own])
-        rows = link.allgatherv(np.concatenate([np.empty(0), *map(np.ravel, rows)]), "metric sums").reshape(-1, 4).astype(np.int64)
+        rows = (
+            link.allgatherv(np.concatenate([np.empty(0), *map(np.ravel, rows)]), "metric sums")
+            .reshape(-1, 4)
+            .astype(np.int64)
+        )
         columns = []
         for column in range(max(1, facts.num_columns)):
             of_column = rows[rows[:, 0] == column]
@@ -324,7 +328,9 @@ def gathered(tensors, link, padding):
     num_axes = max((tensor.dim() for tensor in tensors), default=1)
     is_integer = any(len(tensor) and not tensor.is_floating_point() for tensor in tensors)
     is_double = any(tensor.dtype == torch.float64 for tensor in tensors)
-    facts = link.allgather([num_axes, is_integer, is_double, *np.max([[0] * (MOST_AXES - 1), *sizes], axis=0)], "outputs")
+    facts = link.allgather(
+        [num_axes, is_integer, is_double, *np.max([[0] * (MOST_AXES - 1), *sizes], axis=0)], "outputs"
+    )
     num_axes, is_integer, is_double, *longest = facts.max(0).astype(int).tolist()
     longest = longest[: num_axes - 1]
     padding = PADDING if is_integer else padding
