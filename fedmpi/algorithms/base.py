@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 # moved by is its difference from the start of the round. A difference is what a client has moved by. A gradient may be
 # an average of several. A square is a mean of squares: never below 0, whatever a stage does.
 KINDS = ("point", "difference", "gradient", "square")
-
-
 Count = int | Callable[[int], int]  # of numbers, see `Exchange`
 
 
@@ -124,29 +122,6 @@ class Exchange:
             clients, absent ones too, begin with that. It takes one more row of memory per row and client.
         numbers: how many numbers are averaged too, by the same weights, in float64; or a function of q, the largest
             number of local steps of a client in a round. They pass no stage and no codec.
-
-    CE-LSGD averages twice a round, and the second time one client works alone:
-
-    >>> import fedmpi
-    >>> [(exchange.rows, exchange.alone) for exchange in fedmpi.algorithms.CELSGD().exchanges()]
-    [(('g',), False), (('x',), True)]
-    >>> fedmpi.Exchange(("x",), then=lambda server: server.x.mul_(0.5)).alone
-    False
-
-    The mean of the clients' local steps, beside that of x:
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Counting(fedmpi.algorithms.FedAvg):
-    ...     def exchanges(self):
-    ...         return (fedmpi.Exchange(("x",), then=self.server_step, numbers=1),)
-    ...
-    ...     def upload(self, client, server, oracle):
-    ...         client.numbers[0] = client.num_steps
-    ...
-    ...     def server_step(self, server):
-    ...         print(server.numbers.tolist())
-    >>> trace = fedmpi.simulate(Counting(), lambda i, x, sample: x, [4.0], rounds=1, local_steps=lambda i: 3 + i)
-    [4.0]
     """
 
     rows: tuple[str, ...]
