@@ -439,6 +439,7 @@ REASONS = {
     "reproduction.summary.write_summary: write_text": PART,
     "runs.baselines.write: write_bytes": PART,
     "runs.data_files.write_data_files: write_text": OTHERS,
+    "runs.loop.crossed._write: write_text": PART,
     "runs.lock.RunLock.__init__: open": LOCKED,
     "runs.lock.RunLock.release: ftruncate": LOCKED,
     "runs.model_files._hdf5: File": MEMORY,

@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 from fedmpi.comm.crosses import KINDS
+from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.files.run_files import CROSSED
 from fedmpi.runs.loop.part import OwnPart
 from fedmpi.runs.loop.run import Run
@@ -40,8 +41,12 @@ class Crossing(OwnPart):
             for name, kind in KINDS.items()
             if name in self._rounds
         }
-        text = json.dumps(kinds, indent=1, ensure_ascii=False) + "\n"
-        recorder.write(lambda folder: (folder / CROSSED).write_text(text, encoding="utf-8"))
+        recorder.write(lambda folder: _write(folder, kinds))
+
+
+def _write(folder: pathlib.Path, kinds: dict[str, Any]) -> None:
+    with replacing(folder / CROSSED) as part:
+        part.write_text(json.dumps(kinds, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_crossed(folder: pathlib.Path) -> dict[str, Any]:
