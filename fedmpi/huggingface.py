@@ -82,7 +82,7 @@ class FederatedCallback(TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Give each rank an output folder of its own, and let all ranks find the same last checkpoint."""
         with self._link() as link:
-            digests = link.allgather([zlib.crc32(os.path.abspath(args.output_dir).encode())])[:, 0]
+            digests = link.allgather([zlib.crc32(os.path.abspath(args.output_dir).encode())], "machinery")[:, 0]
             if len({*digests}) < link.size:
                 if link.rank == 0:
                     others = os.path.join(args.output_dir, "rank-1")
@@ -96,7 +96,7 @@ class FederatedCallback(TrainerCallback):
         """Rename checkpoints that are newer than the last one which is complete on all ranks: a rank was killed."""
         steps = {int(match[1]) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
         complete = [step for step in steps if (folder / f"checkpoint-{step}" / MARK).is_file()]
-        everyone = link.allgatherv(complete).astype(int).tolist()
+        everyone = link.allgatherv(complete, "machinery").astype(int).tolist()
         common = [step for step in {*everyone} if everyone.count(step) == link.size]
         for step in sorted(steps) if common else ():
             if step > max(common):

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from fedmpi.comm.agreement import agree, allgather_lines
+from fedmpi.data.common_words import check_equal_words
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
@@ -20,6 +21,7 @@ from fedmpi.data.source import (
     COLUMNS,
     SILO_NAME,
     HDF5Source,
+    as_strings,
     check_labels,
     digits_file,
     names_silos,
@@ -36,7 +38,7 @@ from fedmpi.ground.streams import generator
 from fedmpi.ground.text import Log, short
 from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
 from fedmpi.tasks.dealt import Dealt
-from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 from fedmpi.tasks.metrics import ANSWERS, by_name, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
 from fedmpi.tasks.pooling import Facts, Measuring
@@ -445,12 +447,6 @@ def draw(num_samples, number, seed, kind, owner):
     if num_samples <= number:
         return None
     return np.sort(generator(seed, "evaluation", kind, owner).permutation(num_samples)[:number])
-
-
-def as_strings(values):
-    """A list of str from an attribute of an HDF5 file: one value or an array, of text, bytes or anything else."""
-    values = np.ravel(values).tolist()
-    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
 
 
 def _facts(source, settings):

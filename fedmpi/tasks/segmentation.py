@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from fedmpi.data.common_words import check_equal_words
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import input_shape
 from fedmpi.data.source import HDF5Source, find_file, pool_normalisation
@@ -18,7 +19,7 @@ from fedmpi.ground.files.run_files import PARTITION
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import generator
 from fedmpi.tasks.custom import LoadedOwnTask, Task
-from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 
 
 def _accuracy(counts):
