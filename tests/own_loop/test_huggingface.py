@@ -129,7 +129,7 @@ def test_a_quantised_base_is_left_as_it_is(tmp_path):
     [
         ({"federation": {"every": 0}}, "every = 0: expected a whole number > 0"),
         ({"federation": {"algorithm": "fafed", "step_size": 0.1}}, "step_size = 0.1: give learning_rate to Training"),
-        ({"federation": {"algorithm": "fafedd"}}, "did you mean fafed"),
+        ({"federation": {"algorithm": "fafedd"}}, "unknown algorithm 'fafedd'"),
         ({"resume": True}, "No valid checkpoint found"),
     ],
 )
