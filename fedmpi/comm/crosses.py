@@ -117,8 +117,8 @@ _KINDS = {
         kept="model.json",
     ),
     "hidden sums": Kind(
-        "numbers that have no meaning alone: those of each rank plus random ones that vanish in the sum over all ranks; "
-        "the sums are numbers of rows, sums, squares and how many rows lie below some values, of all silos together. "
+        "numbers that have no meaning alone: those of each rank plus random ones that vanish in the sum over all "
+        "ranks; the sums are numbers of rows, sums, squares and how many rows lie below some values, of all silos together. "
         "With two ranks, each can subtract its own",
         only_if="fedmpi data statistics",
         when="when it runs",
