@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,6 +116,20 @@ class BaseTask:
         raise NotImplementedError
 
 
+@dataclasses.dataclass(frozen=True)
+class Support:
+    """The test cases of one client, from which a metric of it is computed; they stay on the client's rank.
+
+    Attributes:
+        number: of the cases. value: function of [m] numbers of cases -> the metric of these, or nan.
+        right: [number] of bool, if the metric is their mean; or None.
+    """
+
+    number: int
+    value: Callable[[Any], float]
+    right: Any = None
+
+
 class Metrics(dict[str, float]):
     """What an evaluation measured: name -> float, and of each client.
 
@@ -123,11 +138,12 @@ class Metrics(dict[str, float]):
         tables: name -> {"classes": their names, "values": a vector or matrix as nested lists}.
         cases: of clients with tests of their own {"classes": their names, "values": [N][classes] numbers of test
             cases}; {} if there are no classes.
+        supports: name -> [a `Support` of each of this rank's clients], of the metrics for which the task has them.
     """
 
-    def __init__(self, values: Any, clients: Any = (), tables: Any = (), cases: Any = ()) -> None:
+    def __init__(self, values: Any, clients: Any = (), tables: Any = (), cases: Any = (), supports: Any = ()) -> None:
         super().__init__(values)
-        self.clients, self.tables, self.cases = dict(clients), dict(tables), dict(cases)
+        self.clients, self.tables, self.cases, self.supports = *map(dict, (clients, tables, cases)), dict(supports)
 
 
 UNEQUAL = 1.01  # largest number of samples / smallest: above it, means over clients and over samples both count

@@ -36,7 +36,7 @@ from fedmpi.ground.registry import command_name
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import generator
 from fedmpi.ground.text import Log, short
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, Support, of_clients
 from fedmpi.tasks.dealt import Dealt
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 from fedmpi.tasks.metrics import ANSWERS, by_name, last_layer, or_nan
@@ -338,8 +338,9 @@ class LoadedClassification(LoadedTask):
         return functional.cross_entropy(module(inputs), labels, self._class_weights, reduction="sum") / len(labels)
 
     def evaluate(self, module, link):
-        losses = [sums[0] / sums[2] for sums in self._sums_of_clients(module, self._train.values())]
-        tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
+        losses = [sums[0] / sums[2] for sums, _ in self._sums_of_clients(module, self._train.values())]
+        found = [self._sums_of_clients(module, parts) for parts in (self._tests, self._held)]
+        (tests, held), rights = ([[part[column] for part in parts] for parts in found] for column in (0, 1))
         parts = [(self._numbers["train"], {"train_loss": losses})]
         if self.has_own_tests or self._context.is_personal:
             parts.append((self._numbers["test"], _per_sample("test_loss", "accuracy", tests)))
@@ -355,7 +356,11 @@ class LoadedClassification(LoadedTask):
             train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
             metrics = train | test | held
         further = self._measure(module, link) if self._metrics and "test_loss" in metrics else Metrics({})
-        return Metrics({**metrics, **further}, {**clients, **further.clients}, further.tables, self._cases(link))
+        supports = {name: [Support(len(right), _share_of(right), right) for right in of_name]
+                    for name, of_name in zip(("accuracy", "holdout_accuracy"), rights)}  # fmt: skip
+        all_clients = {**clients, **further.clients}
+        supports = {name: own for name, own in supports.items() if name in all_clients}
+        return Metrics({**metrics, **further}, all_clients, further.tables, self._cases(link), supports)
 
     def _cases(self, link):
         """See `Metrics.cases`. Collective on the link."""
@@ -381,7 +386,8 @@ class LoadedClassification(LoadedTask):
         for name in numbers if self.has_own_tests or self._context.is_personal else ():
             own = [or_nan(self._metrics[name], *of_client) for of_client in answers]
             clients[name] = link.allgatherv(own, "evaluation")
-        return Metrics(numbers, clients, {name: {"classes": names, "values": table} for name, table in tables.items()})
+        tables = {name: {"classes": names, "values": table} for name, table in tables.items()}
+        return Metrics(numbers, clients, tables)
 
     def _sums_of_clients(self, module, parts):
         """`_totals` of each of a rank's parts: one per client, or one for all of them."""
@@ -492,10 +498,15 @@ def _per_sample(loss, accuracy, totals):
 
 
 def _totals(module, samples, weights):
-    """[sum of losses, number of correct answers, number of samples] of `Samples`."""
-    loss, correct = 0.0, 0
+    """([sum of losses, number of correct answers, number of samples], [n] whether each is correct) of `Samples`."""
+    loss, right = 0.0, [np.zeros(0, bool)]
     for inputs, labels in samples.all():
         scores = module(inputs)
         loss += functional.cross_entropy(scores, labels, weights, reduction="sum").item()
-        correct += (scores.argmax(1) == labels).sum().item()
-    return np.array([loss, correct, samples.num])
+        right.append((scores.argmax(1) == labels).cpu().numpy())
+    right = np.concatenate(right)
+    return np.array([loss, right.sum(), samples.num]), right
+
+
+def _share_of(right):
+    return lambda indices: right[indices].mean()
