@@ -152,6 +152,15 @@ def test_without_transformers_one_line_says_what_to_install():
     assert "fedmpi.huggingface needs transformers: pip install 'fedmpi[huggingface]'" in ended.stderr
 
 
+@pytest.mark.parametrize("mpi", launchers())
+def test_ranks_that_look_alone_to_other_libraries_find_each_other(mpi):
+    ended = start(2, PROGRAMS / "hides.py", mpi=mpi)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["well", "well"]
+    ended = start(2, PROGRAMS / "hides.py", "ends", mpi=mpi)
+    assert ended.returncode and "rank 1" in ended.stderr
+
+
 def test_nothing_else_loads_these_libraries():
     words = "import fedmpi, sys, fedmpi.train, fedmpi.own_loop.average, fedmpi.own_loop.join; print(*sys.modules)"
     ended = execute([sys.executable, "-c", words], cwd=ROOT)
