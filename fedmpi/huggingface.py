@@ -47,8 +47,7 @@ TINY = 1e-30  # the step size that stands for 0, with which a warm-up begins
 class FederatedCallback(TrainerCallback):
     """Let all ranks average the model of a `transformers.Trainer` every few optimizer steps.
 
-    >>> from fedmpi.huggingface import FederatedCallback  # doctest: +SKIP
-    >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[FederatedCallback(every=10)])  # doctest: +SKIP
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[FederatedCallback(every=10)])
 
     All ranks make the Trainer with the callback, and call `train`, with the same `max_steps`. Between the two, what an
     evaluation has measured becomes the mean over the ranks, so that all of them choose the same best model and stop
