@@ -119,7 +119,8 @@ _KINDS = {
     "hidden sums": Kind(
         "numbers that have no meaning alone: those of each rank plus random ones that vanish in the sum over all "
         "ranks; the sums are numbers of rows, sums, squares and how many rows lie below some values, of all silos "
-        "together; for intervals, how many cases one method has right and another one not. With two ranks, each can subtract its own",
+        "together; for intervals, how many cases one method has right and another one not. With two ranks, each "
+        "can subtract its own",
         only_if="fedmpi data statistics, --baselines",
         when="when it runs; when baselines are compared",
         kept="(printed; with --columns in that file)",

@@ -186,11 +186,8 @@ class Measuring:
         """Of the calibration: from numbers and sums in bands of probabilities. Collective on the link."""
         first = next(iter(metrics.values()))
         tables = agree(link, lambda: [first.guarded(answers, bands_of) for *_, answers in own])
-        table = (
-            link.allgather(np.sum([np.zeros((BANDS, 3)), *tables], axis=0).ravel(), "metric sums")
-            .sum(0)
-            .reshape(BANDS, 3)
-        )
+        own_table = np.sum([np.zeros((BANDS, 3)), *tables], axis=0)
+        table = link.allgather(own_table.ravel(), "metric sums").sum(0).reshape(BANDS, 3)
         return dict.fromkeys(metrics, calibration_error(table))
 
     def _by_bins(self, link, metrics, own, facts):
