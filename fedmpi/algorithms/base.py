@@ -24,8 +24,9 @@ server copies it into a row of its own.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from fedmpi.algorithms.oracle import Oracle as Oracle
 from fedmpi.algorithms.schedules import Scheduled
 from fedmpi.ground.settings import check
 
@@ -93,18 +94,6 @@ class Server(Protocol):
     def dual(self) -> tuple[slice, ...]: ...  # where it ascends: gradients have the sign negated there; () if nowhere
 
 
-class Oracle(Protocol):
-    """What an algorithm may ask of a client's data, see `fedmpi.oracles.base.Oracle`; a sample stays closed to it."""
-
-    def draw(self) -> Any: ...
-    def draw_first(self) -> Any: ...
-    def whole(self) -> Any: ...
-    def gradient(self, z: "torch.Tensor", xi: Any) -> "torch.Tensor": ...
-    def gradient_pair(
-        self, z: "torch.Tensor", z_prev: "torch.Tensor", xi: Any
-    ) -> "tuple[torch.Tensor, torch.Tensor]": ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """One average over the clients of a round, with the work before it and the arithmetic after it.
@@ -122,6 +111,9 @@ class Exchange:
             clients, absent ones too, begin with that. It takes one more row of memory per row and client.
         numbers: how many numbers are averaged too, by the same weights, in float64; or a function of q, the largest
             number of local steps of a client in a round. They pass no stage and no codec.
+
+    >>> fedmpi.Exchange(("x",), then=lambda server: server.x.mul_(0.5)).alone
+    False
     """
 
     rows: tuple[str, ...]
