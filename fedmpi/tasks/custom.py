@@ -304,6 +304,7 @@ class LoadedOwnTask(LoadedTask):
         is_last, is_low = link.allgather([is_last, is_low], "metric sums").any(0).tolist()
         self._form.update(is_last=is_last, low=-int(is_low))
         answers = [Answers(*pair, **self._form) for pair in found if len(pair[1])]
+        answers = [own for own in answers if len(own.targets)]
         facts = Facts.agreed(link, answers)
         are_labels = any(own.outputs.dim() == 2 and own.outputs.shape == own.targets.shape for own in answers)
         self._kinds_of_outputs = "classes" if link.first_rank_where(are_labels) is None else "labels"

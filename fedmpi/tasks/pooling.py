@@ -101,6 +101,7 @@ class Measuring:
             UserError: on every rank.
         """
         own = [(outputs, targets, Answers(outputs, targets, **self.form)) for outputs, targets in parts if len(targets)]
+        own = [part for part in own if len(part[2].targets)]  # some may be padding only
         facts = Facts.agreed(link, [answers for *_, answers in own])
         found, ways = {}, self.ways(facts)
         for way in dict.fromkeys(ways.values()):
