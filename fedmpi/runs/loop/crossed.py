@@ -1,5 +1,6 @@
 """The kinds of messages that have crossed, in a run's folder."""
 
+import contextlib
 import json
 import pathlib
 import weakref
@@ -45,7 +46,8 @@ class Crossing(OwnPart):
 
 
 def _write(folder: pathlib.Path, kinds: dict[str, Any]) -> None:
-    with replacing(folder / CROSSED) as part:
+    # Of a full disk, what the run itself writes there tells.
+    with contextlib.suppress(OSError), replacing(folder / CROSSED) as part:
         part.write_text(json.dumps(kinds, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
