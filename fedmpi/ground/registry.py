@@ -38,9 +38,9 @@ def misspelt(part: object, base: type) -> str:
     cls = type(part)
     lacking = [name for name in vars(base) if name[0] != "_" and getattr(cls, name, None) is getattr(base, name)]
     for name in dir(cls):
-        if name[0] != "_" and not hasattr(base, name) and inspect.isfunction(getattr(cls, name)):
-            if hint := nearest(name, lacking, least=0.9):
-                return f"{name} is no method of {base.__name__}{hint}"
+        is_new = name[0] != "_" and not hasattr(base, name) and inspect.isfunction(getattr(cls, name))
+        if is_new and (hint := nearest(name, lacking, least=0.9)):
+            return f"{name} is no method of {base.__name__}{hint}"
     return ""
 
 

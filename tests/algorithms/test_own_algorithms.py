@@ -64,13 +64,19 @@ TWO_ROWS = {"exchanged": ("x", "g")}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({**TWO_ROWS, "exchanges": two(("g",), ("x",))}, r"rows \('x',\), and one before it g: .* from front to back of"),
+        (
+            {**TWO_ROWS, "exchanges": two(("g",), ("x",))},
+            r"rows \('x',\), and one before it g: .* from front to back of",
+        ),
         ({**TWO_ROWS, "exchanges": two(("x",), ("gg",))}, r"the rows \('gg',\): gg is not in exchanged \('x', 'g'\)"),
         ({**TWO_ROWS, "exchanges": two("x", "g")}, "an exchange has the rows 'x': expected a tuple of names"),
         ({"exchanged_at_start": ("gg",)}, r"exchanged_at_start = \('gg',\): gg is not in exchanged \('x',\)"),
         ({"kinds": {"gg": "gradient"}}, r"Mine.kinds: gg is not in exchanged \('x',\)"),
         ({"serverstep": lambda self, server: None}, "serverstep is no method of Algorithm; did you mean 'server_step'"),
-        ({"local_stp": step, "local_step": Algorithm.local_step}, "local_stp is no method .* did you mean 'local_step'"),
+        (
+            {"local_stp": step, "local_step": Algorithm.local_step},
+            "local_stp is no method .* did you mean 'local_step'",
+        ),
         ({"momentum": setting(0.5, "β")}, "algorithm.momentum: class Mine is no dataclass: expected @dataclasses"),
         ({"step_size": setting(0.5, "η")}, "algorithm.step_size: class Mine is no dataclass"),
     ],
@@ -87,7 +93,9 @@ def test_methods_of_a_class_may_have_names_of_their_own():
 
 
 def test_eta_needs_a_step_size():
-    with pytest.raises(UserError, match="algorithm Sizeless: it has no step size, .* step_size: float = fedmpi.setting"):
+    with pytest.raises(
+        UserError, match="algorithm Sizeless: it has no step size, .* step_size: float = fedmpi.setting"
+    ):
         simulate(type("Sizeless", (Algorithm,), {"local_step": step})(), gradient, [1.0])
 
 
