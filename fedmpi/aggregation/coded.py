@@ -10,6 +10,7 @@ from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
 from fedmpi.aggregation.words import of_length
 from fedmpi.comm.vectors import Slices
+from fedmpi.ground.errors import UserError
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,6 +33,12 @@ class MeanOfWords(Aggregation):
 
     def add(self, client: int, region: torch.Tensor, weight: float) -> None:
         words = self._written(region).mul_(weight)
+        if len(self._total) not in (0, len(words)):
+            uncoded = len(region) - self._end
+            raise UserError(
+                f"{self.called}: encode returned {len(words) - uncoded} words of client {client}, and "
+                f"{len(self._total) - uncoded} of one before it: expected as many of each, since their words are added"
+            )
         if len(self._total):
             self._total.add_(words)
         else:
@@ -42,7 +49,7 @@ class MeanOfWords(Aggregation):
         assert self.codec is not None
         words = [self.codec.encode(region[place] - self.start[place]) for place in self._rows.values()]
         for of_row in words:
-            of_length(min(len(words[0]), self.layout.dim), of_row, f"{self.called}: encode returned")
+            of_length(min(len(words[0]), self.layout.dim), of_row, f"{self.called}: encode returned", region.dtype)
         return torch.cat([*words, region[self._end :]])
 
     def average(self, out: torch.Tensor) -> None:
@@ -56,7 +63,8 @@ class MeanOfWords(Aggregation):
         behind, words = total[num_words:].clone(), total[:num_words].clone()  # `out` may be the same memory
         out[self._end :] = behind
         for (row, place), of_row in zip(self._rows.items(), words.chunk(max(1, len(self._rows))), strict=False):
-            moved = of_length(self.layout.dim, self.codec.decode(of_row), f"{self.called}: decode returned")
+            read = self.codec.decode(of_row)
+            moved = of_length(self.layout.dim, read, f"{self.called}: decode returned", out.dtype)
             if self.layout.kinds.get(row, "point") == "point":
                 moved.div_(self.codec.share)
             torch.add(moved, self.start[place], out=out[place])
@@ -94,4 +102,4 @@ class AsRead(Stage):
         for name, row in sent.rows.items():
             if sent.kinds[name] == "difference":
                 read = self.codec.decode(self.codec.encode(row))
-                row.copy_(of_length(len(row), read, f"{self.called}: decode returned"))
+                row.copy_(of_length(len(row), read, f"{self.called}: decode returned", row.dtype))

@@ -46,7 +46,12 @@ class Sending:
     faulty: str = "end"
 
     def __post_init__(self) -> None:
-        """Raises UserError if the aggregation does not work with the codec."""
+        """Raises UserError if something else is given, or the aggregation does not work with the codec."""
+        parts = [("aggregation", self.aggregation, Aggregation), *(("stage", stage, Stage) for stage in self.stages)]
+        for kind, part, base in parts + ([] if self.codec is None else [("codec", self.codec, Codec)]):
+            if not isinstance(part, base):
+                given = f"class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
+                raise UserError(f"{kind} is {given}: expected an object of {base.__name__}")
         if self.faulty not in FAULTY:
             raise UserError(f"faulty = {self.faulty!r}: expected {' or '.join(FAULTY)}")
         if in_codec(self.aggregation, self.codec) is None:

@@ -22,27 +22,30 @@ def reduce_words(aggregation: Any, codec: Codec, reduce: Reduce, out: torch.Tens
         return of_length(len(values), codec.encode(values), f"{aggregation.called}: encode returned")
 
     def read(words: torch.Tensor) -> torch.Tensor:
-        return of_length(len(words), codec.decode(words), f"{aggregation.called}: decode returned")
+        return of_length(len(words), codec.decode(words), f"{aggregation.called}: decode returned", start.dtype)
 
     def of_words(words: Slices) -> torch.Tensor:
         began = start[words.place].to(words[0].device)
         result = reduce(Slices((read(each).add_(began) for each in words), words.place))
         return result if is_exact else write(moves(result, began, end - words.place.start))
 
-    sent, written = [write(moves(rows, start, end)) for rows in aggregation.kept_regions()], write(start)
+    # A codec may overwrite what it is given.
+    sent, written = [write(moves(rows, start, end)) for rows in aggregation.kept_regions()], write(start.clone())
     result = torch.empty_like(out if is_exact else written)
     aggregation.link.exchange_slices(sent, of_words, result, written.dtype, "slices")
     out.copy_(result if is_exact else read(result).add_(start))
     aggregation.clamp_squares(out)
 
 
-def of_length(length: int, found: object, who: str) -> torch.Tensor:
+def of_length(length: int, found: object, who: str, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A vector that a part of the user's has returned.
 
     Raises:
-        UserError: if it is none of this length; `who` begins the message.
+        UserError: if it is none of this length, or of another type than `dtype`; `who` begins the message.
     """
     if isinstance(found, torch.Tensor) and found.shape == (length,):
+        if dtype not in (None, found.dtype):
+            raise UserError(f"{who} a tensor of {found.dtype}: expected the rows' type, {dtype}")
         return found
     given = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
     raise UserError(f"{who} {given}: expected a tensor of shape [{length}]")

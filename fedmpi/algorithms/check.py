@@ -2,6 +2,7 @@
 
 from fedmpi.algorithms.base import KINDS, Algorithm, Client, Count
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import misspelt
 
 
 def check_rows(algorithm: Algorithm) -> None:
@@ -11,6 +12,8 @@ def check_rows(algorithm: Algorithm) -> None:
         UserError: one line: which declaration, what is expected.
     """
     name, seen = type(algorithm).__name__, set[str]()
+    if wrong := misspelt(algorithm, Algorithm):
+        raise UserError(f"algorithm {name}: {wrong}")
     has_none = getattr(type(algorithm), "local_step", None) is Algorithm.local_step
     if has_none and None in (exchange.work for exchange in algorithm.exchanges()):
         raise UserError(f"algorithm {name}: expected that it defines local_step, its local step")
@@ -28,18 +31,38 @@ def check_rows(algorithm: Algorithm) -> None:
             )
         seen.update(rows)
     for row, kind in algorithm.kinds.items():
+        if row not in seen:
+            raise UserError(f"{name}.kinds: {row} is not in exchanged {algorithm.exchanged!r}")
         if kind not in KINDS:
             raise UserError(f"{name}.kinds: row {row} is {kind!r}: expected one of {', '.join(KINDS)}")
     if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
         raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")
-    order = block_order(algorithm)
-    for rows in (algorithm.exchanged_at_start, *(exchange.rows for exchange in algorithm.exchanges())):
-        first = order.index(rows[0]) if rows and rows[0] in order else 0
-        if order[first : first + len(rows)] != tuple(rows):
+    _check_exchanges(algorithm)
+
+
+def _check_exchanges(algorithm: Algorithm) -> None:
+    """Check that exchanges have rows that lie one after the other, from front to back."""
+    name, order, done = type(algorithm).__name__, block_order(algorithm), 0
+    of_round = [("an exchange has the rows", exchange.rows) for exchange in algorithm.exchanges()]
+    for of, rows in [("exchanged_at_start =", algorithm.exchanged_at_start), *of_round]:
+        if not isinstance(rows, tuple):
+            raise UserError(f"{name}: {of} {rows!r}: expected a tuple of names, like ('x', 'm') or ('x',)")
+        if missing := [row for row in rows if row not in order]:
+            raise UserError(f"{name}: {of} {rows!r}: {missing[0]} is not in exchanged {algorithm.exchanged!r}")
+        first = order.index(rows[0]) if rows else 0
+        if order[first : first + len(rows)] != rows:
             raise UserError(
-                f"{name}: an exchange has the rows {rows!r}: expected consecutive ones of {order!r}, what it exchanges "
-                "(rows that skip rounds come first)"
+                f"{name}: {of} {rows!r}: expected consecutive ones of {order!r}, what it exchanges (rows that skip "
+                "rounds come first)"
             )
+    for _, rows in of_round:
+        first = algorithm.exchanged.index(rows[0]) if rows else done
+        if first < done:
+            raise UserError(
+                f"{name}: an exchange has the rows {rows!r}, and one before it {algorithm.exchanged[done]}: expected "
+                f"exchanges from front to back of exchanged = {algorithm.exchanged!r}"
+            )
+        done = first
 
 
 def skipping_rows(algorithm: Algorithm) -> tuple[str, ...]:

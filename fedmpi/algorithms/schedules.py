@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
 
 
@@ -124,10 +125,15 @@ class Scheduled:
         return min(1.0, scale * self._eta_at(getattr(clock, self.clock) - 1) ** 2)
 
     def _eta_at(self, t: int) -> float:
-        return self.step_size * self._schedule(max(t, 0) // self.schedule_every)
+        return self._schedule(max(t, 0) // self.schedule_every) * self.step_size
 
     @functools.cached_property
     def _schedule(self) -> Callable[[int], float]:
+        if not hasattr(self, "step_size"):
+            raise UserError(
+                f"algorithm {type(self).__name__}: it has no step size, which eta returns: expected a setting like "
+                'step_size: float = fedmpi.setting(0.1, "η of the local steps", above=0)'
+            )
         factors: dict[str, Callable[[int], float]] = {
             "constant": Constant(),
             "cube_root": CubeRoot(self.schedule_offset, self.schedule_rate, self.schedule_plateau),

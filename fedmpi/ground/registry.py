@@ -33,6 +33,17 @@ def plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
+def misspelt(part: object, base: type) -> str:
+    """Text about a method of a user's class that is nearly called like one of `base`, which the class lacks; or ""."""
+    cls = type(part)
+    lacking = [name for name in vars(base) if name[0] != "_" and getattr(cls, name, None) is getattr(base, name)]
+    for name in dir(cls):
+        is_new = name[0] != "_" and not hasattr(base, name) and inspect.isfunction(getattr(cls, name))
+        if is_new and (hint := nearest(name, lacking, least=0.9)):
+            return f"{name} is no method of {base.__name__}{hint}"
+    return ""
+
+
 def known(package: types.ModuleType, base: type) -> dict[str, Any]:
     """Name -> class of every subclass of `base` defined in the modules of `package`, and of the plug-ins.
 

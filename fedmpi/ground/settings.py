@@ -106,6 +106,13 @@ def check(settings: Any, prefix: str = "") -> None:
     Raises:
         UserError: one line: the name, the value, what is allowed.
     """
+    for cls in type(settings).__mro__:
+        for name, value in vars(cls).items():
+            if isinstance(value, dataclasses.Field):
+                raise UserError(
+                    f"{prefix}{name}: class {cls.__name__} is no dataclass: expected @dataclasses.dataclass above it, "
+                    "as above the class that it extends"
+                )
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         among = field.metadata.get("among")

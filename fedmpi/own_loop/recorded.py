@@ -27,6 +27,7 @@ from fedmpi.own_loop.recording import TASK, Recording
 from fedmpi.runs.checkpoints.within import LONG
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.check import with_checks
 from fedmpi.runs.loop.crossed import Crossing
 from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.meeting import Later, Steps, at_once, meeting
@@ -129,7 +130,7 @@ class Recorded:
         parts = [
             Crossing(),
             Measuring(loop, recording),
-            *recording.parts,
+            *with_checks(recording.parts),
             AgreedRecords(recording.verbose),
             self._saving,
             self._stopping,
@@ -220,6 +221,8 @@ class Recorded:
                 self._hook = register_optimizer_step_pre_hook(self._take_late)
             else:
                 self.write_pending()
+        else:
+            self._parts.after_parts(self._now)
 
     def after_step(self) -> None:
         """After a local step that is not the last of its round: meet the other ranks if that is wanted."""

@@ -23,6 +23,7 @@ from fedmpi.runs.checkpoints.files import Damaged, checkpoint_folder, read_manif
 from fedmpi.runs.checkpoints.writer import Checkpoints
 from fedmpi.runs.folder import read_records
 from fedmpi.runs.lock import RunLock
+from fedmpi.runs.loop.check import with_checks
 from fedmpi.runs.loop.crossed import Crossing
 from fedmpi.runs.loop.loop import Loop
 from fedmpi.runs.loop.part import Now
@@ -39,7 +40,7 @@ from fedmpi.training.data_account import account_for_data
 from fedmpi.training.early_stopping import Callbacks, EarlyStopping
 from fedmpi.training.evaluation import Evaluation
 from fedmpi.training.own_results import OwnResults
-from fedmpi.training.parts import Completing, Dealing, Evaluating, EvaluatingAtEnd, Replicas, Result
+from fedmpi.training.parts import Completing, Dealing, Ending, Evaluating, EvaluatingAtEnd, Replicas, Result
 from fedmpi.training.result import ResultRule, save_selected, trained_module
 
 log = Log(__name__)
@@ -243,7 +244,8 @@ def _assemble(job, recorder, folder, identity, callbacks, signals):
             evaluating,
             result,
             early,
-            *callbacks.parts,
+            *with_checks(callbacks.parts),
+            *([Ending()] if callbacks.parts else []),
             at_end,
             records,
             Saving(checkpoints),
@@ -363,12 +365,11 @@ def _stop(run, checkpoints, signal):
     """Write a checkpoint and raise `Stopped`."""
     number, recorder = run.federation.round_index, run.recorder()
     is_written = checkpoints.write_now()
-    where = f"--resume {run.folder}" if recorder else ""
     if not is_written:
         done = checkpoints.done
         last = f"the last checkpoint is that of round {done}" if done else "there is no checkpoint"
         raise AgreedUserError(f"stopped after round {number} by {signal}; {last}", recorder is not None)
-    raise Stopped(f"stopped after round {number} by {signal}; to continue: {where}")
+    raise Stopped(f"stopped after round {number} by {signal}; to continue: --resume {run.folder}")
 
 
 def _stop_within(run, signal):

@@ -34,6 +34,16 @@ class Replicas(OwnPart):
             check_replicas(self._federation)
 
 
+class Ending(OwnPart):
+    """Ends the run on all ranks if the parts before it have ended it on some."""
+
+    def begin(self, run):
+        self._link = run.link
+
+    def after_round(self, now):
+        now.is_last = self._link.first_rank_where(now.is_last) is not None
+
+
 class Evaluating(OwnPart):
     """Evaluates the averaged model every so many rounds, and after the last one on all data.
 

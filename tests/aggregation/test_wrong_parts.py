@@ -124,6 +124,46 @@ class Infinite(Codec):
         return words / 0
 
 
+@dataclasses.dataclass(kw_only=True)
+class Counts(Codec):
+    """Multiples of a unit; each other class here changes one thing."""
+
+    def encode(self, moves):
+        return moves.mul(1024).round_().to(torch.int32)
+
+    def decode(self, words):
+        return words.to(self.layout.dtype).div_(1024)
+
+
+@dataclasses.dataclass(kw_only=True)
+class CountsInPlace(Counts):
+    def encode(self, moves):
+        return moves.mul_(1024).round_().to(torch.int32)
+
+
+@dataclasses.dataclass(kw_only=True)
+class ReadsIntegers(Counts):
+    def decode(self, words):
+        return words.clone()
+
+
+@dataclasses.dataclass(kw_only=True)
+class AddsIntegers(Counts):
+    is_linear = True
+
+
+@dataclasses.dataclass(kw_only=True)
+class AddsWider(Every):
+    def encode(self, moves):
+        return moves.to(torch.complex128)
+
+
+@dataclasses.dataclass(kw_only=True)
+class AddsSome(Every):
+    def encode(self, moves):
+        return moves[moves > -2].clone()
+
+
 def end(algorithm, **given):
     return fedmpi.simulate(
         algorithm, lambda i, x, sample: x - i, x0=[4.0, 2.0, 1.0], num_clients=3, rounds=2,
@@ -148,12 +188,26 @@ SHAPE = r"expected a tensor of shape \[3\]"
         ({"codec": Every()}, rf"aggregation mean in codec every: decode .* shape \[2\]: {SHAPE}"),
         ({"codec": EveryOfSlices()}, rf"aggregation mean in codec everyofslices: encode .* shape \[2\]: {SHAPE}"),
         ({"codec": Table()}, r"aggregation mean in codec table: encode .* shape \[1, 3\]: expected a tensor of shape"),
+        ({"codec": ReadsIntegers()}, r"codec readsintegers: decode .* of torch.int32: expected the rows' type, torch"),
+        ({"codec": AddsIntegers()}, "codec addsintegers: encode .* of torch.int32: expected the rows' type, torch"),
+        ({"codec": AddsWider()}, "in codec addswider: encode .* of torch.complex128: expected the rows' type, torch"),
+        ({"codec": AddsSome()}, "codec addssome: encode returned 3 words of client 1, and 2 of one before it"),
+        ({"codec": Counts}, "^codec is class Counts: expected an object of Codec"),
+        ({"codec": "half"}, "^codec is a str: expected an object of Codec"),
+        ({"stages": [Puts]}, "^stage is class Puts: expected an object of Stage"),
+        ({"aggregation": Median}, "^aggregation is class Median: expected an object of Aggregation"),
         ({"codec": Infinite()}, "aggregation mean in codec infinite made values of row x that are not finite"),
     ],
 )  # fmt: skip
 def test_one_line_names_the_part_and_what_it_did(given, said):
     with pytest.raises((UserError, Diverged), match=said):
         end(fedmpi.algorithms.FedAvg(step_size=0.5), **given)
+
+
+@pytest.mark.parametrize("algorithm", [fedmpi.algorithms.FedAvg(step_size=0.5), fedmpi.algorithms.SCAFFOLD()])
+def test_a_codec_may_overwrite_what_it_is_given(algorithm):
+    found, expected = (end(algorithm, codec=codec) for codec in (CountsInPlace(), Counts()))
+    assert torch.equal(torch.tensor(found), torch.tensor(expected))
 
 
 @pytest.mark.parametrize("codec", [Every(), EveryOfSlices()])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi import Algorithm, simulate
+from fedmpi import Algorithm, Exchange, setting, simulate
 from fedmpi.algorithms import FAFED, MBSTORM, FedAMS, FedAvg
 from fedmpi.ground.errors import UserError
 
@@ -47,6 +47,56 @@ def test_a_row_is_changed_in_place_and_not_replaced():
 def test_rows_are_names_and_each_stands_once(rows, message):
     with pytest.raises(UserError, match=message):
         simulate(type("Mine", (FedAvg,), rows)(), gradient, [1.0])
+
+
+def step(self, client, server, oracle):
+    client.x.add_(oracle.gradient(client.x, oracle.draw()), alpha=-self.eta(client))
+
+
+def two(first, second):
+    """A function of the exchanges of some rows, and then others."""
+    return lambda self: (Exchange(first), Exchange(second, work=lambda client, server, oracle: None))
+
+
+TWO_ROWS = {"exchanged": ("x", "g")}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {**TWO_ROWS, "exchanges": two(("g",), ("x",))},
+            r"rows \('x',\), and one before it g: .* from front to back of",
+        ),
+        ({**TWO_ROWS, "exchanges": two(("x",), ("gg",))}, r"the rows \('gg',\): gg is not in exchanged \('x', 'g'\)"),
+        ({**TWO_ROWS, "exchanges": two("x", "g")}, "an exchange has the rows 'x': expected a tuple of names"),
+        ({"exchanged_at_start": ("gg",)}, r"exchanged_at_start = \('gg',\): gg is not in exchanged \('x',\)"),
+        ({"kinds": {"gg": "gradient"}}, r"Mine.kinds: gg is not in exchanged \('x',\)"),
+        ({"serverstep": lambda self, server: None}, "serverstep is no method of Algorithm; did you mean 'server_step'"),
+        (
+            {"local_stp": step, "local_step": Algorithm.local_step},
+            "local_stp is no method .* did you mean 'local_step'",
+        ),
+        ({"momentum": setting(0.5, "β")}, "algorithm.momentum: class Mine is no dataclass: expected @dataclasses"),
+        ({"step_size": setting(0.5, "η")}, "algorithm.step_size: class Mine is no dataclass"),
+    ],
+)
+def test_a_declaration_that_means_something_else_gives_one_line(given, message):
+    with pytest.raises(UserError, match=message):
+        simulate(type("Mine", (FedAvg,), given)(), gradient, [1.0])
+
+
+def test_methods_of_a_class_may_have_names_of_their_own():
+    own = {"restart": step, "my_server_step": step, "_server_step": step, "server_steps": step}
+    given = {**own, "server_step": lambda self, server: None}
+    assert simulate(type("Mine", (FedAvg,), given)(), gradient, [1.0])
+
+
+def test_eta_needs_a_step_size():
+    with pytest.raises(
+        UserError, match="algorithm Sizeless: it has no step size, .* step_size: float = fedmpi.setting"
+    ):
+        simulate(type("Sizeless", (Algorithm,), {"local_step": step})(), gradient, [1.0])
 
 
 def test_a_class_without_a_local_step_is_refused():

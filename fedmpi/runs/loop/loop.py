@@ -2,12 +2,14 @@
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fedmpi.comm.agreement import agree
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import SERVER_STATE
-from fedmpi.runs.loop.part import Now, Part
+from fedmpi.runs.loop.check import checked_request, checked_state
+from fedmpi.runs.loop.part import Now, Part, has_own
 from fedmpi.runs.loop.run import Run
 
 
@@ -21,11 +23,13 @@ class Loop:
     def __init__(self, run: Run, parts: Sequence[Part]) -> None:
         self._run, self.parts = run, parts
         # Only what parts have of their own is called in a round.
-        self._of = {name: [part for part in parts if _has_own(part, name)] for name in vars(Part)}
+        self._of = {name: [part for part in parts if has_own(part, name)] for name in vars(Part)}
 
     def begin(self) -> None:
         """Before the first round of this process."""
         self._call("begin", self._run)
+        if any(part.prefix for part in self._of["state"]):  # what a user's part has wrong is said now
+            agree(self._run.link, self.state)
 
     def before_round(self) -> None:
         """Before a round."""
@@ -33,7 +37,7 @@ class Loop:
 
     def request(self) -> int:
         """This rank's bits of `Federation.requests`. Not collective."""
-        return functools.reduce(operator.or_, (part.request() for part in self._of["request"]), 0)
+        return functools.reduce(operator.or_, map(checked_request, self._here("request")), 0)
 
     def after_round(self, loss: float) -> Now:
         """After a round; `after_parts` follows."""
@@ -50,10 +54,17 @@ class Loop:
         self._call("end", now)
 
     def state(self) -> dict[str, Any]:
-        """Name -> number or tensor, for a checkpoint. Not collective."""
+        """Name -> number or tensor, for a checkpoint. Not collective.
+
+        Raises:
+            UserError: if a part returns something else.
+        """
+        return self._state_of(self._here("state"))
+
+    def _state_of(self, parts: Iterable[Part]) -> dict[str, Any]:
         found: dict[str, Any] = self._run.clock.state()
-        for part in self.parts:
-            found |= {f"{part.prefix}{name}": value for name, value in part.state().items()}
+        for part in parts:
+            found |= {f"{part.prefix}{name}": value for name, value in checked_state(part).items()}
         return found
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -62,11 +73,11 @@ class Loop:
         Raises:
             UserError: if it is something else.
         """
-        for name in self.state():
-            if not isinstance(state.get(name), int | float) and not name.startswith("parts/"):
+        for name in self._state_of(part for part in self._of["state"] if not part.prefix):
+            if not isinstance(state.get(name), int | float):
                 raise UserError(f"the checkpoint's {SERVER_STATE}: has no {name}: expected what fedmpi wrote")
         self._run.clock.restore(state)
-        for part in self.parts:
+        for part in self._here("restore"):
             own = {name.removeprefix(part.prefix): state[name] for name in state if name.startswith(part.prefix)}
             try:
                 if own:  # else the part is new
@@ -76,11 +87,9 @@ class Loop:
                 raise UserError(f"part {type(part).__name__}: cannot go on from its state: {problem}") from None
 
     def _call(self, method: str, argument: object) -> None:
-        """Call a method of all parts; those that only write, on the rank that records."""
-        for part in self._of[method]:
-            if not part.writes or self._run.recorder() is not None:
-                getattr(part, method)(argument)
+        for part in self._here(method):
+            getattr(part, method)(argument)
 
-
-def _has_own(part: Part, method: str) -> bool:
-    return getattr(getattr(part, method), "__func__", None) is not getattr(Part, method)
+    def _here(self, method: str) -> Iterator[Part]:
+        """The parts with this method of their own; those that only write, on the rank that records."""
+        return (part for part in self._of[method] if not part.writes or self._run.recorder() is not None)

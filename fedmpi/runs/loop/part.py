@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedmpi.ground.errors import UserError
+from fedmpi.ground.registry import misspelt
 
 if TYPE_CHECKING:
     from fedmpi.runs.loop.run import Run
@@ -17,7 +18,8 @@ class Now:
     Attributes:
         round: its number, from 1. loss: its mean training loss, nan if unknown.
         metrics: `fedmpi.tasks.Metrics` of the averaged model, {} if it was not evaluated after this round.
-        is_last: whether no other round follows. A part may set it to True: the run then ends here, with an evaluation.
+        is_last: whether no other round follows. A part may set it to True, also on one rank alone: the run then ends
+            here, with an evaluation. A recorded loop of the user's own ends by itself.
         was_planned: whether this is the last round of those that were asked for.
         recorded: the metrics in the record of this round. facts: name -> number, what parts add to this record.
         tables: at the end, name -> table that is recorded beside the result's metrics.
@@ -41,8 +43,8 @@ class Now:
 class Part:
     """One feature of a run; each method does nothing unless a part has its own.
 
-    All methods are called on all ranks, which make the same calls of MPI in them. Of a part that only `writes`, they
-    are called on the rank alone that has the run's folder.
+    All methods are called on all ranks, which make the same calls of MPI in them. Of a part that only `writes`, all are
+    called on the rank alone that has the run's folder.
 
     >>> import fedmpi
     >>> class Slowest(fedmpi.Part):
@@ -83,11 +85,15 @@ class Part:
         """After the last round."""
 
     def state(self) -> dict[str, Any]:
-        """Name -> number or tensor: what it needs to go on from a checkpoint, the same on all ranks; not collective."""
+        """Name -> number or tensor: what it needs to go on from a checkpoint, the same on all ranks; not collective.
+
+        Called once after `begin`, and then on the rank that writes a checkpoint, also within a round. Lists of numbers
+        pass, too.
+        """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what `state` gave; not collective.
+        """Take what `state` gave, before `begin`; not collective.
 
         Raises:
             UserError: if the run cannot go on with it.
@@ -100,11 +106,17 @@ class OwnPart(Part):
     prefix = ""
 
 
+def has_own(part: Part, method: str) -> bool:
+    """Whether a part has a method of its own, which does something."""
+    return getattr(getattr(part, method), "__func__", None) is not getattr(Part, method)
+
+
 def check_parts(parts: object) -> None:
     """Check an argument `parts`.
 
     Raises:
-        UserError: if it is no list of `Part`s, or two of them would have the same names in a checkpoint.
+        UserError: if it is no list of `Part`s, two of them would have the same names in a checkpoint, or one has a
+            method that would never be called, or a state that would be lost.
     """
     if not isinstance(parts, list | tuple) or not all(isinstance(part, Part) for part in parts):
         kind = type(parts).__name__
@@ -114,3 +126,8 @@ def check_parts(parts: object) -> None:
     names = [part.prefix for part in parts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"parts: two are of the class {twice.split('/')[1]}: expected one, or a subclass for each")
+    for part in parts:
+        if wrong := misspelt(part, Part):
+            raise UserError(f"part {type(part).__name__}: {wrong}")
+        if has_own(part, "state") and not has_own(part, "restore"):
+            raise UserError(f"part {type(part).__name__}: it has state, but not restore: expected both, or none")
