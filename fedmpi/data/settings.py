@@ -36,8 +36,8 @@ class DataSettings(Section):
     )
     least: int = setting(
         2,
-        "a word of a text, or the name of a class, is known to all silos if the training data of at least so many "
-        "contain it; others are unknown words, or classes by number; 1: all are, 5 is recommended (one file per silo)",
+        "of texts with a file per silo: a word is known, and sent to all, if the training texts of at least so many "
+        "silos contain it; others are unknown; 5 is recommended; 1: all words of all silos are sent",
         least=1,
         role="problem",
     )
