@@ -15,7 +15,7 @@ from fedmpi.runs.loop.run import Run
 class Crossing(OwnPart):
     """Writes which kinds of messages have crossed, as soon as one does, with what it carries.
 
-    "round" is that in which the first was sent, also by an earlier start of the run; 0: before round 1.
+    "after_round" is after how many rounds the first of a kind was sent, also by an earlier start of the run.
     """
 
     def begin(self, run: Run) -> None:
@@ -34,10 +34,12 @@ class Crossing(OwnPart):
         recorder = run.recorder()
         if recorder is None:
             return
-        self._rounds = self._rounds or {name: kind["round"] for name, kind in read_crossed(recorder.folder).items()}
+        self._rounds = self._rounds or {
+            name: kind["after_round"] for name, kind in read_crossed(recorder.folder).items()
+        }
         self._rounds = dict.fromkeys(run.link.crossed, run.federation.round_index) | self._rounds
         kinds = {
-            name: {"round": self._rounds[name], "carries": kind.carries, "to": kind.to}
+            name: {"after_round": self._rounds[name], "carries": kind.carries, "to": kind.to}
             for name, kind in KINDS.items()
             if name in self._rounds
         }
@@ -53,6 +55,6 @@ def read_crossed(folder: pathlib.Path) -> dict[str, Any]:
     """What the file in a run folder contains, name of a kind -> its facts; {} if there is none that can be read."""
     try:
         found = json.loads((folder / CROSSED).read_text(encoding="utf-8"))
-        return {name: {**kind, "round": int(kind["round"])} for name, kind in found.items()}
+        return {name: {**kind, "after_round": int(kind["after_round"])} for name, kind in found.items()}
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}
