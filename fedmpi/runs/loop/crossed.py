@@ -51,10 +51,10 @@ def _write(folder: pathlib.Path, kinds: dict[str, Any]) -> None:
         part.write_text(json.dumps(kinds, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_crossed(folder: pathlib.Path) -> dict[str, Any]:
-    """What the file in a run folder contains, name of a kind -> its facts; {} if there is none that can be read."""
+def _read(folder: pathlib.Path) -> dict[str, int]:
+    """Name of a kind -> after how many rounds it was sent first, of the file in a folder; {} if none can be read."""
     try:
         found = json.loads((folder / CROSSED).read_text(encoding="utf-8"))
-        return {name: {**kind, "after_round": int(kind["after_round"])} for name, kind in found.items()}
+        return {name: int(kind["after_round"]) for name, kind in found.items()}
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}
