@@ -34,9 +34,7 @@ class Crossing(OwnPart):
         recorder = run.recorder()
         if recorder is None:
             return
-        self._rounds = self._rounds or {
-            name: kind["after_round"] for name, kind in read_crossed(recorder.folder).items()
-        }
+        self._rounds = self._rounds or _read(recorder.folder)
         self._rounds = dict.fromkeys(run.link.crossed, run.federation.round_index) | self._rounds
         kinds = {
             name: {"after_round": self._rounds[name], "carries": kind.carries, "to": kind.to}
