@@ -5,6 +5,7 @@ import dataclasses
 import torch
 
 from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
+from fedmpi.algorithms.periods import in_periods
 from fedmpi.ground.settings import setting
 
 
@@ -23,7 +24,8 @@ class LocalAMSGrad(Algorithm):
     Differs from the paper: v0 is by default the mean square of one initial gradient, because v̂ is v0
     during the whole first round: with 1e-8 its steps would be α m 10⁴.
 
-    With refresh = "before" the last local step of a round moves with the new v̂: two averages a round.
+    With refresh = "before" the last local step of a round moves with the new v̂: two averages a round. With v_every
+    above 1 it is a variant of ours: v̂ is refreshed in every so many rounds, by what v_i have become since the start.
     """
 
     name = "local_amsgrad"
@@ -40,6 +42,7 @@ class LocalAMSGrad(Algorithm):
         "whether v̂ is updated before the last step of a round (the paper) or after it",
         among=("before", "after"),
     )
+    v_every: int = setting(1, "rounds between two averages of v; above 1, a variant of ours", least=1)
 
     exchanged = ("v_mean", "x")
     kinds = {"v_mean": "square"}
@@ -54,12 +57,9 @@ class LocalAMSGrad(Algorithm):
 
     def exchanges(self) -> tuple[Exchange, ...]:
         """v and then x; both at once if the last step does not need the new v̂."""
-        if self.refresh == "after":
-            return (Exchange(("v_mean", "x"), then=self.refresh_v_hat),)
-        return (
-            Exchange(("v_mean",), then=self.refresh_v_hat),
-            Exchange(("x",), work=self.last_move),
-        )
+        rows = ("v_mean", "x") if self.refresh == "after" else ("v_mean",)
+        steps = in_periods(rows, {"v_mean": self.v_every}, {"v_mean": self.refresh_v_hat})
+        return steps if self.refresh == "after" else (*steps, Exchange(("x",), work=self.last_move))
 
     def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """The square of an initial gradient, if v0 is not set."""

@@ -119,7 +119,9 @@ class Exchange:
         then: `then(server)`, called on all ranks with the averages in the server's rows.
         alone: whether one participant works alone, drawn from a stream that all ranks share; the
             "average" is then that client's rows.
-        due: `due(server) -> bool`, whether the exchange takes place in this round; None: in every round.
+        due: `due(server) -> bool`, whether the exchange takes place in this round; None: in every round. In other
+            rounds a client keeps its rows for itself, and begins its next round with them; after the average all
+            clients, absent ones too, begin with that. It takes one more row of memory per row and client.
         numbers: how many numbers are averaged too, by the same weights, in float64; or a function of q, the largest
             number of local steps of a client in a round. They pass no stage and no codec.
 

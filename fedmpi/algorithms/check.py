@@ -32,6 +32,26 @@ def check_rows(algorithm: Algorithm) -> None:
             raise UserError(f"{name}.kinds: row {row} is {kind!r}: expected one of {', '.join(KINDS)}")
     if "x" not in (*algorithm.exchanged, *algorithm.server_rows):
         raise UserError(f"{name} has no row 'x', the model: name it in exchanged or server_rows")
+    order = block_order(algorithm)
+    for rows in (algorithm.exchanged_at_start, *(exchange.rows for exchange in algorithm.exchanges())):
+        first = order.index(rows[0]) if rows and rows[0] in order else 0
+        if order[first : first + len(rows)] != tuple(rows):
+            raise UserError(
+                f"{name}: an exchange has the rows {rows!r}: expected consecutive ones of {order!r}, what it exchanges "
+                "(rows that skip rounds come first)"
+            )
+
+
+def skipping_rows(algorithm: Algorithm) -> tuple[str, ...]:
+    """The exchanged rows that skip rounds: their exchange has `due`."""
+    skipping = {row for exchange in algorithm.exchanges() if exchange.due is not None for row in exchange.rows}
+    return tuple(row for row in algorithm.exchanged if row in skipping)
+
+
+def block_order(algorithm: Algorithm) -> tuple[str, ...]:
+    """The exchanged rows as they lie in a block: those that skip rounds are first, because buffers are behind."""
+    skipping = skipping_rows(algorithm)
+    return (*skipping, *(row for row in algorithm.exchanged if row not in skipping))
 
 
 def most_numbers(algorithm: Algorithm, local_steps: int) -> int:

@@ -4,7 +4,8 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
+from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
+from fedmpi.algorithms.periods import in_periods, is_due
 from fedmpi.ground.settings import setting
 
 
@@ -26,6 +27,9 @@ class FAFED(Algorithm):
     In the paper's order the last local step of a round does not move: the server moves x for all
     clients, with the new A (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the
     client's own iterate and is never averaged. `fedmpi.theory.fafed` has the settings of its Theorem 2.
+
+    With v_every above 1 it is a variant of ours: v is averaged, and A refreshed, in every so many rounds; in between,
+    v_i is the client's own, and the server moves with the A that it has.
     """
 
     step_size: float = setting(0.003, "η_t, step size of every move", above=0)
@@ -38,13 +42,32 @@ class FAFED(Algorithm):
         "v is a decaying mean of g² per coordinate (diagonal), or of ‖g‖² (global), or the sum of ‖g‖² (adagrad_norm)",
         among=("diagonal", "global", "adagrad_norm"),
     )
+    v_every: int = setting(1, "rounds between two averages of v; above 1, a variant of ours", least=1)
 
     clock = "iteration"
-    exchanged = ("x", "m", "v")
     kinds = {"m": "gradient", "v": "square"}
-    exchanged_at_start = ("m", "v")
     server_rows = ("A",)
     client_rows = ("x_prev",)
+
+    @property
+    def periods(self) -> dict[str, int]:
+        """Name of a moment -> rounds between two averages of it."""
+        return {"m": 1, "v": self.v_every}
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        if set(self.periods.values()) == {1}:
+            return ("x", "m", "v")
+        return (*self.exchanged_at_start, "x")  # those that skip rounds lie before the others
+
+    @property
+    def exchanged_at_start(self) -> tuple[str, ...]:
+        m, v = self.periods.values()
+        return ("v", "m") if m == 1 < v else ("m", "v")
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """x, m and v; with periods, v apart, and before the server's move."""
+        return in_periods(self.exchanged, self.periods, {"v": self.server_step}, otherwise=self.move_without_v)
 
     def start(self, client: Client, server: Server, oracle: Oracle) -> None:
         """Lines 1-2: m_i = ∇f_i(x_0; B_0), v_i = its square; both are averaged next."""
@@ -84,6 +107,15 @@ class FAFED(Algorithm):
     def server_step(self, server: Server) -> None:
         """Lines 10-12: v̄, then A, then x̄ - η m̄ / A."""
         self._refresh(server)
+        self._move(server)
+
+    def move_without_v(self, server: Server) -> None:
+        """Line 12 alone, where v̄ does not come in this round."""
+        if not is_due(self.v_every, server):
+            self._move(server)
+
+    def _move(self, server: Server) -> None:
+        """Line 12: x̄ - η m̄ / A."""
         server.x.addcdiv_(server.m, server.A, value=-self.eta(server))
 
     def _square(self, g: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ import dataclasses
 
 from fedmpi.algorithms.base import Client, Oracle, Server
 from fedmpi.algorithms.fafed import FAFED
+from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
 
 
@@ -15,7 +16,7 @@ class FAFEDCode(FAFED):
     three settings is one difference from Algorithm 2.
     Paper to code: as in `FAFED`.
     Special cases: sync_order "paper", first_step "plain" and prev_grad_scale 1 are FAFED; with β = 1 both
-    orders agree.
+    orders agree. With m_every above 1, m_i is the client's own in between, like v_i with v_every.
     """
 
     name = "fafed_code"
@@ -33,6 +34,21 @@ class FAFEDCode(FAFED):
     prev_grad_scale: float = setting(
         1.0, "factor of the gradient at x_{t-1}; 0.95 in the authors' script for images", least=0
     )
+    m_every: int = setting(
+        1, "rounds between two averages of m, with sync_order code; above 1, a variant of ours", least=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.m_every > 1 and self.sync_order == "paper":
+            raise UserError(
+                f"algorithm.m_every = {self.m_every}: expected 1, or sync_order code: in the paper's order, the server "
+                "moves x along the average of m"
+            )
+
+    @property
+    def periods(self) -> dict[str, int]:
+        return {"m": self.m_every, "v": self.v_every}
 
     def server_start(self, server: Server) -> None:
         """A_0 as in the paper, then the first move."""
@@ -48,8 +64,7 @@ class FAFEDCode(FAFED):
         if self.sync_order == "code" or not client.is_last_step:
             client.x.addcdiv_(client.m, server.A, value=-self.eta(client))
 
-    def server_step(self, server: Server) -> None:
-        """v̄, then A; the clients have moved."""
+    def _move(self, server: Server) -> None:
+        """In the paper's order alone: the clients have moved."""
         if self.sync_order == "paper":
-            return super().server_step(server)
-        self._refresh(server)
+            super()._move(server)

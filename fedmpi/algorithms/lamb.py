@@ -4,7 +4,8 @@ import dataclasses
 
 import torch
 
-from fedmpi.algorithms.base import Algorithm, Client, Oracle, Server
+from fedmpi.algorithms.base import Algorithm, Client, Exchange, Oracle, Server
+from fedmpi.algorithms.periods import in_periods
 from fedmpi.ground.settings import setting
 
 
@@ -22,6 +23,7 @@ class FedLAMB(Algorithm):
     Differs from the paper: the gradient of local step t is taken at θ^(t-1), not θ^0; m̂ does not
     overwrite m; v, which starts from v̂ and not from 0, has no bias correction; the denominator has
     the v̂ of the round's start; v̂ averages v over the participants; a layer of norm 0 moves by α u.
+    With v_every above 1 it is a variant of ours: v̂ is refreshed in every so many rounds, by what v became in them.
     The bound of its Theorem 1 ends in a constant that does not fall with the rounds, so no order follows from it.
     """
 
@@ -34,12 +36,17 @@ class FedLAMB(Algorithm):
     second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, most=1)
     epsilon: float = setting(1e-8, "ε, added to the root of v̂; also v̂ before the first round", above=0)
     layer_decay: float = setting(0.0, "λ, weight decay inside a layer's direction", least=0)
+    v_every: int = setting(1, "rounds between two averages of v; above 1, a variant of ours", least=1)
 
     exchanged = ("x", "v")
     kinds = {"v": "square"}
     server_rows = ("v_hat",)
     scratch = ("m", "denominator")
     downlink = ("x", "v_hat")
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """x and v, or v apart."""
+        return in_periods(self.exchanged, {"v": self.v_every}, {"v": self.server_step})
 
     def server_start(self, server: Server) -> None:
         """v̂ = ε."""

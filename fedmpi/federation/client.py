@@ -31,6 +31,7 @@ class Client(Holder):
         counters: the model's integer buffers as this client left them.
         carried: what one sample leaves to the next one (a recurrent state): name -> number, tensor or nested
             tuples of tensors.
+        skipped: names of the rows that skip rounds with which the client begins its next round as it left them.
         kept: "part.name" of the rows that a `fedmpi.ground.part.Part` keeps for it -> name of the row -> vector.
     """
 
@@ -51,6 +52,7 @@ class Client(Holder):
         self.num_draws, self.num_undone, self.num_gradients = 0, 0, 0
         self.counters: list[torch.Tensor] = []
         self.carried: dict[str, Any] = {}
+        self.skipped: set[str] = set()
         self.kept: dict[str, dict[str, torch.Tensor]] = {}
 
     @property

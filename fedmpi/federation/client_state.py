@@ -8,6 +8,7 @@ from fedmpi.federation.client import Client
 from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.ground.errors import UserError
 
+SKIPPED = "skipped"  # the entry of `Client.kept` with the rows that skip rounds: name -> [dim]
 NUMBERS = ("num_draws", "num_undone", "num_gradients")
 
 
@@ -21,6 +22,7 @@ def state_of_client(client: Client) -> dict[str, Any]:
     kept = {f"kept/{stage}/{name}": row for stage, rows_of in client.kept.items() for name, row in rows_of.items()}
     counters = {f"counters/{number}": counter for number, counter in enumerate(client.counters)}
     numbers = {name: getattr(client, name) for name in NUMBERS}
+    numbers |= {f"skipped/{name}": int(name in client.skipped) for name in client.kept.get(SKIPPED, ())}
     try:
         carried = flatten(client.carried, "carried")
     except TypeError as error:
@@ -39,6 +41,7 @@ def restore_client(client: Client, state: dict[str, Any]) -> None:
         counter.copy_(state[f"counters/{number}"])
     client.num_draws, client.num_gradients = int(state["num_draws"]), int(state["num_gradients"])
     client.num_undone = int(state.get("num_undone", 0))
+    client.skipped = {name for name in client.kept.get(SKIPPED, ()) if state[f"skipped/{name}"]}
     client.carried.clear()
     device = next(iter(client.rows.values())).device if client.rows else "cpu"  # the state may be that of a CPU or GPU
     client.carried.update(unflatten(state, "carried", device))

@@ -51,7 +51,7 @@ class Plan:
             clients share then advances by the largest of `local_steps`, and a client's own may run ahead of it.
         participants: `participants(round_index) -> clients` of a round; None: all.
         chosen: `chosen(round_index) -> client` that works if only one does; None: drawn uniformly.
-        weights: a number > 0 per client, its weight in every average; None: all equal.
+        weights: a number > 0 per client, its weight in every average: a list, an array or a tensor; None: all equal.
         seed: of the run; what all ranks draw comes from it.
 
     Raises:
@@ -67,6 +67,9 @@ class Plan:
     dealt_steps: Callable[[int, int], int] | None = None
 
     def __post_init__(self) -> None:
+        if self.weights is not None:  # an array has no truth value
+            numbers = self.weights.tolist() if hasattr(self.weights, "tolist") else list(self.weights)
+            object.__setattr__(self, "weights", numbers if isinstance(numbers, list) else [numbers])
         if self.num_clients < 1:
             raise UserError(f"num_clients = {self.num_clients}: expected at least 1")
         if min(self._steps) < 1:
@@ -76,7 +79,7 @@ class Plan:
                 f"weights: {len(self._all_weights)} given: expected one for each of the {self.num_clients} clients"
             )
         for client, weight in enumerate(self._all_weights):
-            if not 0 < weight < math.inf:
+            if isinstance(weight, list) or not 0 < weight < math.inf:
                 raise UserError(f"weights: client {client} has {weight}: expected a finite number > 0")
 
     @functools.cached_property

@@ -7,10 +7,11 @@ from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.algorithms.check import check_rows
+from fedmpi.algorithms.check import check_rows, skipping_rows
 from fedmpi.comm.link import Link
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.client import Client, Server
+from fedmpi.federation.client_state import SKIPPED
 from fedmpi.federation.left_out import LeftOut
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import PrivateParts
@@ -70,6 +71,11 @@ class Parts:
         _check_alone(algorithm, sending.aggregation)
         self.algorithm, self.link, self.plan = algorithm, link, plan
         sent = _sent_buffers(variables, in_order=bool(sending.codec) or not sending.aggregation.leaves_out_constants)
+        if sent.parts and 0 < len(algorithm.exchanged) == len(skipping_rows(algorithm)):
+            raise UserError(
+                f"algorithm {command_name(type(algorithm))}: all its exchanges skip rounds (due), and the model has "
+                "float buffers, which are averaged in every round: expected rows of an exchange without due"
+            )
         segments = variables.segments or [slice(0, x.numel())]
         parameters = (tuple(segments), tuple(variables.names), tuple(variables.shapes))
         self.longest = plan.start().nominal_steps
@@ -86,6 +92,8 @@ class Parts:
         for position, (index, make_oracle) in enumerate(oracles.items()):
             client = Client(index, store.client_rows(position), algorithm.client_rows, store.tail.work)
             client.oracle = make_oracle(client)
+            if store.skipping:
+                client.kept[SKIPPED] = store.skipped_rows(position)
             self.clients.append(client)
         self.named = _named(self.aggregation, self.stages, self.clients)
         for name, part in self.named.items():

@@ -41,7 +41,7 @@ class RoundStart:
 
     def keep(self) -> None:
         """What the server has now is what the next round begins with, also if a loop changes rows before it does."""
-        self._copy.take(self._layout.rows_of(self._store.block))
+        self._copy.take(self._store.averages())
         self.buffers.copy_(self._store.buffers)
         self._private.clear(self.rows, self.buffers)
         self._is_kept = True

@@ -101,6 +101,7 @@ class Federation(Parts):
         self.requests = 0
         self._request: Callable[[], int] = int
         self.places: list[int] = []  # of the current round's exchanges among all of the algorithm
+        self._skipped = set[str]()  # rows that skip the current round
         self._serial = -1  # of the current exchange, see `Moment`
         self._passage = Passage(self)
         check_parts(self)
@@ -145,7 +146,9 @@ class Federation(Parts):
         self.requests, self._request, self.left_out.clients = 0, request, frozenset()
         exchanges = self.algorithm.exchanges()
         self.places = [n for n, each in enumerate(exchanges) if each.due is None or each.due(self.server)]
-        return [exchanges[place] for place in self.places]
+        due = [exchanges[place] for place in self.places]
+        self._skipped = set(self.store.skipping).difference(*(exchange.rows for exchange in due))
+        return due
 
     def run_exchange(self, exchange: Exchange, number: int) -> float:
         """Exchange number `number` of a round, from 0; returns and raises what `end_exchange` does. Collective."""
@@ -200,7 +203,7 @@ class Federation(Parts):
             first_step: number of the local step to begin with, to go on in the middle of a round. All rows, also the
                 scratch rows, and `LeftOut.before_turn` must be as they were then; only with one client on the rank.
         """
-        self.store.begin_turn(self.clients.index(client))
+        self.store.begin_turn(self.clients.index(client), client.skipped, is_new=first_step == 0)
         self.private.give_back(client)
         if first_step == 0:
             self.left_out.begin_turn(client)
@@ -224,6 +227,7 @@ class Federation(Parts):
         self.private.take(client)
         counts = self._passage.go(client, self.moment, self.aggregation.weights[client.index], self._losses)
         if counts:
+            client.skipped |= self._skipped
             self.private.give_back(client)  # the algorithm sees the private coordinates, which are not sent
             self.algorithm.sent(client, self.server_seen_by_clients)
             self.private.take(client)
@@ -260,6 +264,8 @@ class Federation(Parts):
         self._check_lost()
         check_average(self, rows)
         self.seconds["communication"] += time.perf_counter() - began
+        for client in self.clients:
+            client.skipped.difference_update(rows)
         self.use_averages(self.exchange.then, self.aggregation.weights)
         return report.mean
 

@@ -1,6 +1,7 @@
 """A rank's vectors as rows of contiguous blocks: its clients' own, the server's, and those that are summed."""
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.algorithms.check import most_numbers
+from fedmpi.algorithms.check import block_order, most_numbers, skipping_rows
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.beside import Beside
 from fedmpi.federation.buffers import SentBuffers
@@ -26,6 +27,7 @@ class RowStore:
     Several clients share one set of working rows, which is a client's own during its turn; partial sums and
     the averages are in further blocks. Memory for exchanged and scratch rows grows only with the logarithm of the
     number of clients, unless the algorithm averages more than once a round: then each client needs a block.
+    Rows that skip rounds are a client's own in between: with one client on the rank, the server has others then.
 
     Args:
         algorithm: names the rows (`fedmpi.algorithms.base`).
@@ -70,7 +72,11 @@ class RowStore:
         self.beside = Beside(aggregation.beside, num_local, device)
         self.tail = Tail(sent, self.layout, num_local, keeps, self.beside)
         self._server_names, self._server = algorithm.server_rows, zeros(len(algorithm.server_rows), dim)
+        self.skipping = skipping_rows(algorithm)  # they are the first of a block
+        self._skipped = zeros(0 if self._is_shared else len(self.skipping), dim)  # the server's, if a client has others
         self.region, self._is_first = slice(0, 0), True
+        self._rows: tuple[str, ...] = ()  # of the current exchange
+        self._done: set[str] = set()  # rows that the round has averaged before it
 
     @property
     def buffers(self) -> torch.Tensor:
@@ -83,7 +89,17 @@ class RowStore:
 
     def averaged_rows(self) -> dict[str, torch.Tensor]:
         """Name -> [dim] of the exchanged rows as the last Allreduce left them."""
-        return self.layout.named(self.block)
+        return self.layout.named(self.block) | dict(zip(self.skipping, self._skipped))
+
+    def averages(self) -> torch.Tensor:
+        """The same as one vector; it may be that in which a client works."""
+        rows = self.layout.rows_of(self.block)
+        return torch.cat([self._skipped.view(-1), rows[self._skipped.numel() :]]) if len(self._skipped) else rows
+
+    def skipped_rows(self, position: int) -> dict[str, torch.Tensor]:
+        """Name -> [dim] of the rows that skip rounds, as the rank's client number `position` keeps them."""
+        rows = self.layout.named(self.work if self._unsent is None else self._unsent[position])
+        return {name: rows[name] for name in self.skipping}
 
     def client_rows(self, position: int) -> dict[str, torch.Tensor]:
         """Name -> [dim] of all rows of the rank's client number `position`."""
@@ -98,30 +114,38 @@ class RowStore:
         Args:
             rows: consecutive names in `exchanged` of what will be averaged; () if none will.
             is_first: whether it is the first of its round: clients then begin with the averages. Otherwise rows that
-                are still to be averaged in this round are as the client left them.
+                have not been averaged in this round are as the client left them.
             count: of the numbers that will be averaged.
         """
-        stop = 0 if is_first else self.region.stop  # of the rows that this round has averaged
-        self.region, self._is_first = self.layout.place_of(rows) if rows else slice(stop, stop), is_first
+        self._done = set() if is_first else self._done | {*self._rows}
+        self._rows, self.region, self._is_first = rows, self.layout.place_of(rows), is_first
         averages_buffers = bool(rows) and self.region.stop == self.layout.numel
         self.tail.begin_exchange(averages_buffers)
         self.beside.begin_exchange(count, self.tail.sent.sizes[1] if averages_buffers else 0)
 
-    def begin_turn(self, position: int) -> None:
-        """Hand the working rows to the rank's client number `position`."""
+    def begin_turn(self, position: int, skipped: Collection[str] = (), is_new: bool = True) -> None:
+        """Hand the working rows to the rank's client number `position`.
+
+        Args:
+            skipped: of the rows that skip rounds, those that the client begins a round with as it left them.
+            is_new: whether the turn begins; otherwise it goes on, with rows that are there already.
+        """
         if self._poison:
             self._scratch.fill_(float("nan"))
         self.beside.begin_turn()
+        averaged = set(self.layout.rows).difference(skipped) if self._is_first else self._done
         if not self._is_shared:
+            for name, row in zip(self.skipping, self._skipped if is_new else ()):
+                if name in averaged:
+                    self.work[self.layout.place_of((name,))].copy_(row)
             return
-        if self._is_first or self._unsent is None:
+        if len(averaged) == len(self.layout.rows) or self._unsent is None:
             self.work.copy_(self.block)
-            self.tail.begin_turn(None)
         else:
-            start = self.region.start  # rows before it were averaged in this round, the others are still the client's
-            self.work[:start].copy_(self.block[:start])
-            self.work[start:].copy_(self._unsent[position, start:])
-            self.tail.begin_turn(position)
+            for name in self.layout.rows:
+                place = self.layout.place_of((name,))
+                self.work[place].copy_((self.block if name in averaged else self._unsent[position])[place])
+        self.tail.begin_turn(None if self._is_first or self.layout.rows[-1] in averaged else position)
 
     def kept_for_later(self) -> list[torch.Tensor]:
         """What clients have left for later exchanges of the round."""
@@ -143,8 +167,11 @@ class RowStore:
             give(client, self.work[self.region])
         self.beside.end_turn(client, is_left_out)
         self.tail.end_turn(position)
-        if self._unsent is not None:
-            self._unsent[position, self.region.stop :].copy_(self.work[self.region.stop :])
+        if self._unsent is not None and not is_left_out:
+            for name in self.layout.rows:
+                if name not in self._done and name not in self._rows:
+                    place = self.layout.place_of((name,))
+                    self._unsent[position, place].copy_(self.work[place])
 
     def average(self) -> None:
         """Let the aggregation make the averages of the current exchange. Collective."""
@@ -153,6 +180,8 @@ class RowStore:
         if self.region.stop > self.region.start:
             self.aggregation.spoil(out)
             self.aggregation.average(out)
+            if len(self._skipped):
+                self._skipped.view(-1)[self.region].copy_(self.block[: self._skipped.numel()][self.region])
         self.tail.take_averages(self.block)
 
 
@@ -174,7 +203,7 @@ def layout_of(
     Raises:
         UserError: if the algorithm declares its numbers in a wrong way.
     """
-    names, beside, num_numbers = algorithm.exchanged, None, most_numbers(algorithm, local_steps)
+    names, beside, num_numbers = block_order(algorithm), None, most_numbers(algorithm, local_steps)
     if num_numbers + sent.sizes[1]:
         row = (NUMBERS,) if num_numbers else ()
         kinds = dict.fromkeys(row, "number")

@@ -12,6 +12,7 @@ from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.client import Client
+from fedmpi.federation.client_state import SKIPPED
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rounds import Federation, Observer
 from fedmpi.federation.variables import Variables
@@ -38,7 +39,7 @@ def simulate(
     directions: Callable[[int, int], Any] | None = None,
     smoothing: float = 1e-3,
     sending: Sending | None = None,
-    weights: Sequence[float] | None = None,
+    weights: Any = None,
 ) -> list[dict[str, Any]]:
     """Run an algorithm on given gradients, or on given losses, and return its rows at every moment.
 
@@ -76,7 +77,8 @@ def simulate(
         loss, directions: instead of `gradient`, `loss(client, x, sample) -> number` and
             `directions(client, sample) -> [b2, dim]`, used as they are: gradients are then two-point
             estimates with the radius `smoothing` (μ). Both points of a pair use the same directions.
-        weights: > 0, of every client in all averages (its number of samples, say); None: all equal.
+        weights: > 0, of every client in all averages (its number of samples, say): a list, an array or a tensor; None:
+            all equal.
         sending: a `fedmpi.Sending`: what becomes of the clients' rows; None: their mean.
 
     Returns:
@@ -168,11 +170,11 @@ class _Recorder(Observer):
 
     def _between_rounds(self, federation: Federation) -> dict[int, Any]:
         """Rows of every client between two rounds: the averages, and its own rows."""
-        averaged = federation.store.averaged_rows()
-        return {
-            client.index: {name: averaged.get(name, getattr(client, name)).numpy().copy() for name in self._shown}
-            for client in federation.clients
-        }
+        averaged, found = federation.store.averaged_rows(), {}
+        for client in federation.clients:
+            rows = client.rows | averaged | {name: client.kept[SKIPPED][name] for name in client.skipped}
+            found[client.index] = {name: rows[name].numpy().copy() for name in self._shown}
+        return found
 
     def _server(self, federation: Federation) -> dict[str, Any]:
         rows = {name: row.numpy().copy() for name, row in federation.store.server_rows().items()}

@@ -126,7 +126,7 @@ def work_alone(
     """Do `action(client, server)` in the turn of some clients, None: all of this rank; nothing is averaged."""
     federation.store.begin_exchange((), is_first=True)
     for client in federation.clients if clients is None else clients:
-        federation.store.begin_turn(federation.clients.index(client))
+        federation.store.begin_turn(federation.clients.index(client), client.skipped)
         federation.private.give_back(client)
         action(client, federation.server_seen_by_clients)
         federation.private.take(client)

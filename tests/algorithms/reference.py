@@ -53,6 +53,11 @@ def everywhere(x, f):
     return np.tile(x, (f.num, 1))
 
 
+def in_period(row, here, f, num_rounds, every):
+    """The participants' mean for every client if so many rounds are a multiple of `every`, otherwise what they have."""
+    return everywhere(row[here].mean(0), f) if num_rounds % every == 0 else row
+
+
 def steps(here, K):
     """(k, the clients that make local step k), for k = 0, 1, ..."""
     for k in range(max(K[i] for i in here)):
@@ -242,6 +247,7 @@ def fafed(
     fresh_weight=None,
     fresh_weight_scale=None,
     adaptive_matrix="diagonal",
+    v_every=1,
 ):
     beta, rho, q = second_moment_decay, epsilon, K[0]
 
@@ -277,8 +283,9 @@ def fafed(
             x_i[here] = x_i[here] - eta * m[here] / A
         yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
         if t % q == 0:
-            v, m, x_i = (everywhere(z[here].mean(0), f) for z in (v, m, x_i))
-            A = np.sqrt(v[0]) + rho
+            m, x_i = (everywhere(z[here].mean(0), f) for z in (m, x_i))
+            v = in_period(v, here, f, t // q, v_every)
+            A = np.sqrt(v[0]) + rho if t // q % v_every == 0 else A
             x_i = x_i - eta * m / A
             yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
 
@@ -298,6 +305,8 @@ def fafed_code(
     sync_order="code",
     prev_grad_scale=1.0,
     adaptive_matrix="diagonal",
+    m_every=1,
+    v_every=1,
 ):
     beta, rho, q = second_moment_decay, epsilon, K[0]
 
@@ -333,8 +342,9 @@ def fafed_code(
             x_i[here] = x_i[here] - eta * m[here] / A
         yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
         if t % q == 0:
-            v, m, x_i = (everywhere(z[here].mean(0), f) for z in (v, m, x_i))
-            A = np.sqrt(v[0]) + rho
+            x_i = everywhere(x_i[here].mean(0), f)
+            m, v = in_period(m, here, f, t // q, m_every), in_period(v, here, f, t // q, v_every)
+            A = np.sqrt(v[0]) + rho if t // q % v_every == 0 else A
             if sync_order == "paper":
                 x_i = x_i - eta * m / A
             yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
@@ -495,7 +505,7 @@ def diloco(
         yield {"x": everywhere(x, f), "m": m, "v": v, "b": b}
 
 
-def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon):
+def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, m_every=1, v_every=1):
     beta1, beta2, q = momentum, second_moment_decay, K[0]
     x_i, u, v = everywhere(x, f), np.zeros((f.num, x.size)), np.zeros((f.num, x.size))
     yield {"x": x_i, "m": u, "v": v}
@@ -507,8 +517,34 @@ def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, eps
         x_i[here] = x_i[here] - at(step_size, t) * u[here] / np.sqrt(v[here] + epsilon**2)
         yield {"x": x_i, "m": u, "v": v}
         if t % q == 0:
-            x_i, u, v = (everywhere(row[here].mean(0), f) for row in (x_i, u, v))
+            x_i = everywhere(x_i[here].mean(0), f)
+            u, v = in_period(u, here, f, t // q, m_every), in_period(v, here, f, t // q, v_every)
             yield {"x": x_i, "m": u, "v": v}
+
+
+def desloc(f, x, rounds, K, S, step_size, momentum=0.9, second_moment_decay=0.999, epsilon=1e-6, m_every=3, v_every=6):
+    """The authors' loop: averages come before a step, of what the step before it has left, and after the last one."""
+    q, start = K[0], np.zeros((f.num, x.size))
+    state, present = {"x": everywhere(x, f), "m": start, "v": start}, range(f.num)
+    yield dict(state)
+    for t in range(rounds * q + 1):
+        if t and t % q == 0:
+            periods = {"x": q, "m": q * m_every, "v": q * v_every}
+            for row, period in periods.items():
+                if t % period == 0:
+                    state[row] = everywhere(state[row][present].mean(0), f)
+            yield dict(state)
+        if t == rounds * q:
+            return
+        present = S(t // q)
+        g = np.zeros_like(start)
+        g[present] = f(present, state["x"], f.draw(present))
+        works = np.isin(np.arange(f.num), present)[:, None]
+        m = np.where(works, momentum * state["m"] + (1 - momentum) * g, state["m"])
+        v = np.where(works, second_moment_decay * state["v"] + (1 - second_moment_decay) * g * g, state["v"])
+        y = state["x"] - at(step_size, t + 1) * m / np.sqrt(v + epsilon**2)
+        state = {"x": np.where(works, y, state["x"]), "m": m, "v": v}
+        yield dict(state)
 
 
 def direction(x, moved, K, here, eta):
@@ -647,7 +683,7 @@ def mimeadam(
         yield {"x": everywhere(x, f), "m": m, "v": v, "c": everywhere(c, f)}
 
 
-def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, v0=None, refresh="before"):
+def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, v0=None, refresh="before", v_every=1):
     beta1, beta2 = momentum, second_moment_decay
     v_hat = np.maximum(1e-8, (f.first(x) ** 2).mean(0)) if v0 is None else np.full(x.size, v0)
     m, v = np.zeros((f.num, x.size)), everywhere(v_hat, f)
@@ -662,7 +698,8 @@ def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, 
                 if k < K[i] - 1 or refresh == "after":
                     x_i[i] = x_i[i] - a * m[i] / np.sqrt(v_hat)
             yield {"x": x_i, "m": m, "v": v, "v_hat": v_hat}
-        v_hat = np.maximum(v_hat, v[S(r)].mean(0))
+        if (r + 1) % v_every == 0:
+            v_hat = np.maximum(v_hat, v[S(r)].mean(0))
         if refresh == "before":
             x_i = x_i - a * m / np.sqrt(v_hat)
         x = x_i[S(r)].mean(0)
@@ -670,7 +707,18 @@ def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, 
 
 
 def fed_lamb(
-    f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, layer_decay=0.0, segments=(slice(None),)
+    f,
+    x,
+    rounds,
+    K,
+    S,
+    step_size,
+    momentum,
+    second_moment_decay,
+    epsilon,
+    layer_decay=0.0,
+    v_every=1,
+    segments=(slice(None),),
 ):
     beta1, beta2 = momentum, second_moment_decay
     v_hat = np.full(x.size, epsilon)
@@ -689,7 +737,8 @@ def fed_lamb(
                     ratio = length / norm if length > 0 and norm > 0 else 1.0
                     theta[i, layer] -= at(step_size, r) * ratio * u[layer]
             yield {"x": theta, "v_hat": v_hat}
-        x, v_hat = theta[S(r)].mean(0), np.maximum(v_hat, v[S(r)].mean(0))
+        x = theta[S(r)].mean(0)
+        v_hat = np.maximum(v_hat, v[S(r)].mean(0)) if (r + 1) % v_every == 0 else v_hat
         yield {"x": everywhere(x, f), "v_hat": v_hat}
 
 

@@ -7,6 +7,7 @@ in the docstring.
 """
 
 import dataclasses
+import fractions
 import re
 import types
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from fedmpi.ground.registry import command_name, known
 from fedmpi.ground.text import table as format_rows
 from fedmpi.oracles import FunctionOracle
 
+Number = int | fractions.Fraction
+PERIOD = 12  # rounds
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -34,7 +38,8 @@ class Cost:
         name: of the algorithm on the command line. paper: authors and year.
         up, down: vectors that a client sends to, and gets from, a server.
         up_alone, down_alone: further vectors of the drawn client, in methods that draw one.
-        allreduces: vectors in each Allreduce of a round; at_start: in the one before the first round.
+        allreduces: vectors in each Allreduce of a round; at_start: in the one before the first round. Of exchanges
+            that skip rounds, it is the mean over `PERIOD` rounds.
         numbers: that are averaged beside them in a round, in float64.
         gradients_per_step: in each local step. estimates: whether these are two-point estimates.
         passes: gradients of a client's whole data per round.
@@ -46,11 +51,11 @@ class Cost:
 
     name: str
     paper: str
-    up: int
-    down: int
+    up: Number
+    down: Number
     up_alone: int
     down_alone: int
-    allreduces: tuple[int, ...]
+    allreduces: tuple[Number, ...]
     at_start: int
     gradients_per_step: int
     estimates: bool
@@ -68,17 +73,18 @@ def cost(algorithm: Callable[[], Algorithm] | Algorithm) -> Cost:
     short, long = _measure(algorithm, 3), _measure(algorithm, 4)
     exchanges = algorithm.exchanges()
     first_alone = next((number for number, exchange in enumerate(exchanges) if exchange.alone), len(exchanges))
-    shared = [len(exchange.rows) for exchange in exchanges[:first_alone]]
+    shared = long.allreduces[:first_alone]
     rows = [name for exchange in exchanges for name in exchange.rows]
-    alone = sum(long.allreduces) - sum(shared)
+    alone = sum(long.allreduces[first_alone:])
+    down = len(rows) if exchanges[-1].due is None else sum(shared)
     return Cost(
         name=command_name(type(algorithm)),
         paper=_paper(type(algorithm)),
         up=sum(long.allreduces) - alone,
-        down=len(rows if algorithm.downlink is None else algorithm.downlink),
+        down=down if algorithm.downlink is None else len(algorithm.downlink),
         up_alone=alone,
         down_alone=sum(shared) if alone else 0,
-        allreduces=tuple(long.allreduces),
+        allreduces=tuple(number for number in long.allreduces if number),
         at_start=long.at_start,
         gradients_per_step=long.gradients[1] - short.gradients[1],
         estimates=algorithm.oracle == "two_point",
@@ -114,8 +120,8 @@ def table():
 
 
 def _line(c: Cost) -> tuple[str, ...]:
-    def plus(number: int, alone: int) -> str:
-        return f"{number} (+{alone} drawn)" if alone else str(number)
+    def plus(number: Number, alone: int) -> str:
+        return f"{number} (+{alone} drawn)" if alone else f"{float(number):g}"
 
     gradients = plus(c.gradients_per_step, c.gradients_alone)
     if c.estimates:
@@ -127,13 +133,19 @@ def _line(c: Cost) -> tuple[str, ...]:
         c.paper,
         plus(c.up, c.up_alone),
         plus(c.down, c.down_alone),
-        " + ".join([*("d" if number == 1 else f"{number}d" for number in c.allreduces), *beside]),
+        " + ".join([*map(_vectors, c.allreduces), *beside]),
         str(c.at_start),
         gradients + passes,
         str(c.client_memory),
         str(c.server_memory),
         ", ".join(c.private) or "-",
     )
+
+
+def _vectors(number: Number) -> str:
+    """2 as "2d", and 1/3, of one that is sent in every third round, as "d/3"."""
+    above, below = number.as_integer_ratio()
+    return f"{'' if above == 1 else above}d" + (f"/{below}" if below > 1 else "")
 
 
 def _paper(cls: type) -> str:
@@ -204,9 +216,18 @@ def _measure(algorithm: Algorithm, local_steps: int) -> types.SimpleNamespace:
     link.numbers = 0
     for oracle in oracles:
         oracle.gradients = oracle.passes = 0
-    federation.run_round()
+    rounds = PERIOD if any(exchange.due for exchange in algorithm.exchanges()) else 1
+    sent: list[Number] = [0] * len(algorithm.exchanges())
+    for _ in range(rounds):
+        federation.run_round()
+        for place in (place for place in federation.places if algorithm.exchanges()[place].rows):
+            sent[place] += link.lengths.pop(0)
+    if rounds > 1:
+        sent = [fractions.Fraction(total, rounds) for total in sent]
+        for oracle in oracles:
+            oracle.gradients //= rounds
     return types.SimpleNamespace(
-        allreduces=link.lengths,
+        allreduces=sent,
         at_start=at_start,
         numbers=link.numbers,
         gradients=[oracle.gradients for oracle in oracles],
