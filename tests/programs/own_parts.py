@@ -31,7 +31,7 @@ class Distance(fedmpi.Part):
 
 
 class Writer(fedmpi.Part):
-    """Writes a file, on one rank."""
+    """Writes a file, on one rank, which alone calls its methods."""
 
     writes = True
 
@@ -40,6 +40,17 @@ class Writer(fedmpi.Part):
 
     def begin(self, run):
         self.folder = run.folder
+
+    def request(self):
+        assert RANK == 0
+        return 0
+
+    def state(self):
+        assert RANK == 0
+        return {"calls": len(self.calls)}
+
+    def restore(self, state):
+        assert RANK == 0 and state["calls"] == 4
 
     def before_round(self, number):
         self.calls.append(f"before {number}")
@@ -52,13 +63,13 @@ class Writer(fedmpi.Part):
 
 
 class Until(fedmpi.Part):
-    """Ends the run after a round."""
+    """Ends the run after a round, which one rank alone knows."""
 
     def __init__(self, last):
         self.last = last
 
     def after_round(self, now):
-        if now.round == self.last:
+        if now.round == self.last and RANK == 0:
             now.is_last = True
 
 
@@ -72,8 +83,8 @@ def train(name, **settings):
 
 
 whole = train("whole", parts=[Distance(), Writer()])
-train("halves", parts=[Distance()], rounds=2)
-halves = train(None, parts=[Distance()], resume=str(OUT / "halves"))
+train("halves", parts=[Distance(), Writer()], rounds=2)
+halves = train(None, parts=[Distance(), Writer()], resume=str(OUT / "halves"))
 early = train("early", parts=[Until(3), Distance()])
 files = [path.name for path in (OUT / "whole").iterdir() if path.name == "calls.txt"]
 everywhere = MPI.COMM_WORLD.allgather(shown(whole.metrics))

@@ -46,6 +46,7 @@ from fedmpi.training import parts
 from fedmpi.training.build import prepare
 from fedmpi.training.config import read_command_line
 from fedmpi.training.evaluation import Evaluation
+from fedmpi.training.loop import _stop as stop_run
 from fedmpi.training.loop import train as train_here
 
 SHORT = "--clients 4 --local-steps 3 --rounds 5 --eval-every 1 --device cpu"
@@ -292,6 +293,13 @@ def test_a_signal_at_any_time_stops_the_run_in_order(tmp_path, monkeypatch, long
             go(tmp_path, words)
     go(None, f"--resume {tmp_path / 'it'}")
     assert outcome(tmp_path / "it") == longer
+
+
+@pytest.mark.parametrize("recorder", [None, object()])
+def test_all_ranks_say_how_a_run_continues(recorder):
+    parts = {"federation": types.SimpleNamespace(round_index=6), "recorder": lambda: recorder, "folder": "FOLDER"}
+    with pytest.raises(Stopped, match=r"^stopped after round 6 by SIGTERM; to continue: --resume FOLDER$"):
+        stop_run(types.SimpleNamespace(**parts), types.SimpleNamespace(write_now=lambda: True), "SIGTERM")
 
 
 def test_a_signal_while_the_program_loads_is_remembered(tmp_path):
