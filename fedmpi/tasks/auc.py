@@ -53,8 +53,10 @@ class DeepAUC(Classification):
         1.0, "step size of w divided by that of the other variables, for algorithms with a single step size", above=0
     )
 
-    def crosses(self, is_personal):
-        return super().crosses(is_personal) - {"test counts"} | {"outputs", "metric sums"}
+    def crosses(self, is_personal, scores=None):
+        return super().crosses(is_personal, scores) - {"test counts"} | {
+            "outputs" if (scores or ("bins" if has_own_files(self) else "samples")) == "samples" else "metric sums"
+        }
 
     def load(self, context, partition):
         return LoadedAUC(self, context, *self.open(context, partition))

@@ -94,10 +94,10 @@ class BaseTask:
         """
         return {}
 
-    def crosses(self, is_personal: bool) -> set[str]:
+    def crosses(self, is_personal: bool, scores: str | None = None) -> set[str]:
         """Which kinds of messages (`fedmpi.comm.crosses.KINDS`) it may send, besides those of every run.
 
-        `is_personal`: see `RankContext`.
+        `is_personal`, `scores`: see `RankContext`.
         """
         return set()
 

@@ -99,8 +99,10 @@ class Classification(BaseTask):
             return {"task.data = digits": [digits_file()]}
         return common_files(self, context)
 
-    def crosses(self, is_personal):
-        found = {"file facts", "class counts", *(["outputs", "metric sums"] if self.metrics else [])}
+    def crosses(self, is_personal, scores=None):
+        found = {"file facts", "class counts", *(["metric sums"] if self.metrics else [])}
+        by_samples = (scores or ("bins" if has_own_files(self) else "samples")) == "samples"
+        found |= {"outputs"} if self.metrics and (by_samples or any("." in name for name in self.metrics)) else set()
         if has_own_files(self):
             return found | {"labels", "scales", "names", "test counts", "blind words"}
         return found | {"samples", *(["test counts"] if is_personal else [])}

@@ -59,8 +59,9 @@ class Segmentation(Task):
     def predict(self, model, batch):
         return model(batch[0]).argmax(1), batch[1]
 
-    def crosses(self, is_personal):
-        return super().crosses(is_personal) | {"scales"} | ({"test counts"} if has_own_files(self) else set())
+    def crosses(self, is_personal, scores=None):
+        of_files = {"test counts", "blind words"} if has_own_files(self) else set()
+        return super().crosses(is_personal, scores) | {"scales"} | of_files
 
     def common_files(self, context):
         return common_files(self, context)

@@ -46,7 +46,7 @@ class Codec(Part):
 
     @abc.abstractmethod
     def encode(self, moves: torch.Tensor) -> torch.Tensor:
-        """Words of some moves, which it may overwrite: [n] of [n], of a linear codec [k] of a row's [dim], in its type."""
+        """Words of some moves, which it may overwrite: [n] of [n]; of a linear codec [k] of a row [dim] in its type."""
 
     @abc.abstractmethod
     def decode(self, words: torch.Tensor) -> torch.Tensor:
