@@ -41,12 +41,12 @@ class DataSettings(Section):
         least=1,
         role="problem",
     )
-    scores: str | None = setting(
-        None,
+    scores: str = setting(
+        "auto",
         "how AUC and other metrics of the order of scores are computed: from numbers of samples in 1,000 bins (bins), "
-        "or from every sample's outputs and label, which all ranks then receive (samples); default: bins if each silo "
-        "has tests of its own, else samples",
-        among=("bins", "samples", None),
+        "or from every sample's outputs and label, which all ranks then receive (samples); auto: bins if each silo has "
+        "tests of its own, else samples",
+        among=("auto", "bins", "samples"),
         role="speed",
     )
     seed: int = setting(0, "seed of all random numbers", least=0, role="seed")

@@ -53,9 +53,9 @@ class DeepAUC(Classification):
         1.0, "step size of w divided by that of the other variables, for algorithms with a single step size", above=0
     )
 
-    def crosses(self, is_personal, scores=None):
+    def crosses(self, is_personal, scores="auto"):
         return super().crosses(is_personal, scores) - {"test counts"} | {
-            "outputs" if (scores or ("bins" if has_own_files(self) else "samples")) == "samples" else "metric sums"
+            "outputs" if scores == "samples" or (scores == "auto" and not has_own_files(self)) else "metric sums"
         }
 
     def load(self, context, partition):

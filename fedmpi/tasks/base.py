@@ -50,11 +50,11 @@ class RankContext:
     num_local: int = 1
     weighting: str = "uniform"
     least: int = 1
-    scores: str | None = None
+    scores: str = "auto"
 
     def scores_of(self, are_common: bool) -> str:
         """How metrics of the order of scores are computed: "bins" or "samples", which all ranks may have in common."""
-        return self.scores or ("samples" if are_common else "bins")
+        return ("samples" if are_common else "bins") if self.scores == "auto" else self.scores
 
     def device_of_data(self, nbytes: int) -> torch.device:
         """The device on which a data set of so many bytes is to lie: the host, if it would fill a GPU's memory."""
@@ -94,7 +94,7 @@ class BaseTask:
         """
         return {}
 
-    def crosses(self, is_personal: bool, scores: str | None = None) -> set[str]:
+    def crosses(self, is_personal: bool, scores: str = "auto") -> set[str]:
         """Which kinds of messages (`fedmpi.comm.crosses.KINDS`) it may send, besides those of every run.
 
         `is_personal`, `scores`: see `RankContext`.

@@ -99,9 +99,9 @@ class Classification(BaseTask):
             return {"task.data = digits": [digits_file()]}
         return common_files(self, context)
 
-    def crosses(self, is_personal, scores=None):
+    def crosses(self, is_personal, scores="auto"):
         found = {"file facts", "class counts", *(["metric sums"] if self.metrics else [])}
-        by_samples = (scores or ("bins" if has_own_files(self) else "samples")) == "samples"
+        by_samples = scores == "samples" or (scores == "auto" and not has_own_files(self))
         found |= {"outputs"} if self.metrics and (by_samples or any("." in name for name in self.metrics)) else set()
         if has_own_files(self):
             return found | {"labels", "scales", "names", "test counts", "blind words"}

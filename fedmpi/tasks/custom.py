@@ -136,7 +136,7 @@ class Task(BaseTask):
         known = constructor_of(self.model) if inspect.isclass(self.model) else None
         return known["class"] if known else self.model
 
-    def crosses(self, is_personal, scores=None):
+    def crosses(self, is_personal, scores="auto"):
         found = {"outputs", "metric sums"} if self.metrics else set()
         return found | ({"test counts"} if type(self).test_of is not Task.test_of else set())
 

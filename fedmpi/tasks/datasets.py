@@ -100,7 +100,7 @@ class Datasets(Task):
     def test(self):
         return self.test_set
 
-    def crosses(self, is_personal, scores=None):
+    def crosses(self, is_personal, scores="auto"):
         if self.kind != "classification":
             return super().crosses(is_personal, scores)
         return {"file facts", "class counts", "labels", *(["test counts"] if is_personal else [])}

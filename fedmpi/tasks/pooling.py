@@ -117,7 +117,7 @@ class Measuring:
         """Say on rank 0 for which metrics outputs and targets of silos' samples cross. Collective on the link.
 
         Args:
-            facts: `Facts`. given: the setting `scores`, or None. reason: what asks for the metrics. kind: of samples.
+            facts: `Facts`. given: the setting `scores`. reason: what asks for the metrics. kind: of samples.
 
         Raises:
             UserError: if the user has asked for bins, and a metric needs samples.

@@ -59,7 +59,7 @@ class Segmentation(Task):
     def predict(self, model, batch):
         return model(batch[0]).argmax(1), batch[1]
 
-    def crosses(self, is_personal, scores=None):
+    def crosses(self, is_personal, scores="auto"):
         of_files = {"test counts", "blind words"} if has_own_files(self) else set()
         return super().crosses(is_personal, scores) | {"scales"} | of_files
 

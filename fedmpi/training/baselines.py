@@ -72,6 +72,8 @@ def _find_intervals(job, content, keys, supports):
         keys: method -> the key of its run in the table. supports: key of a run -> what `_add` returned.
     """
     link, seed = job.link, job.config.data.seed
+    if link.survives:  # without `alltoallv`, which goes on with all ranks only
+        return
     for key in keys.values():
         content["runs"][key] |= intervals.of_mean(link, seed, supports.get(key))
     both = [keys["federated"], keys.get("local")]

@@ -64,7 +64,7 @@ RANGES = [
     ("last_batch", ["lose"], ["keep", "merge", "drop"]), ("weighting", ["equal"], ["uniform", "samples"]),
     ("result", ["first"], ["last", "best", "uniform"]), ("evaluate", ["some"], ["subset", "full"]),
     ("dtype", ["float16"], ["float32", "float64"]), ("on_loss", ["wait"], ["end", "continue"]),
-    ("scores", ["bin"], ["bins", "samples", None]),
+    ("scores", ["bin"], ["auto", "bins", "samples"]),
 ]  # fmt: skip
 
 
