@@ -1,4 +1,4 @@
-"""Rows that skip rounds: what a client keeps, what everybody gets, and what is refused."""
+"""Rows that skip rounds: what a client keeps, what all of them get, and what is refused."""
 
 import dataclasses
 import functools
