@@ -8,7 +8,7 @@ from torch import nn
 
 from fedmpi.oracles import compiled
 from fedmpi.oracles.base import Client, LocalObjective, Sample
-from fedmpi.oracles.micro_batches import micro_batches
+from fedmpi.oracles.micro_batches import accumulated, micro_batches
 from fedmpi.oracles.module import ModuleOracle
 
 
@@ -49,21 +49,8 @@ class AutogradOracle(ModuleOracle):
         self._flat.point_at(z, self._buffers)
         self._noise.before_pass(xi.noise)
         if self._part is not None:
-            return self._accumulated(xi, out, self._part)
+            return accumulated(self._flat, self._loss, micro_batches(xi.batch, self._accumulate), out, self._part)
         return self._flat.gradient(functools.partial(self._loss, batch=xi.batch), out)
-
-    def _accumulated(self, xi: Sample, out: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """Put the sum over the parts of a sample into `out`; `part` [dim] is overwritten."""
-        losses: list[torch.Tensor] = []
-        for share, batch in micro_batches(xi.batch, self._accumulate):
-            loss_of = functools.partial(self._share_of_loss, batch=batch, share=share)
-            losses.append(self._flat.gradient(loss_of, part if losses else out))
-            if len(losses) > 1:
-                out.add_(part)
-        return torch.stack(losses).sum()
-
-    def _share_of_loss(self, module: nn.Module, batch: Any, share: float) -> torch.Tensor:
-        return self._loss(module, batch) * share
 
     def _loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
         module = module if self._module is None else self._module

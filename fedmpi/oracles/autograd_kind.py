@@ -3,7 +3,6 @@
 import dataclasses
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
@@ -12,6 +11,7 @@ from fedmpi.oracles.autograd import AutogradOracle
 from fedmpi.oracles.base import Client, LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.oracles.kind import OracleKind
+from fedmpi.oracles.micro_batches import check_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,19 +55,10 @@ class Autograd(OracleKind):
     def make(self, client: Client, objective: LocalObjective, workspace: compiled.Workspace) -> AutogradOracle:
         module = objective.flat.module
         if self.accumulate > 1:
-            self._check_parts(objective)
+            check_parts(objective, self.accumulate)
         return AutogradOracle(
             client, objective, workspace, self.autocast != "off", self.called(module), self.accumulate
         )
-
-    def _check_parts(self, objective: LocalObjective) -> None:
-        """Raise UserError if a minibatch in parts has another meaning than as a whole."""
-        given, flat = f"accumulate = {self.accumulate}", objective.flat
-        if getattr(objective.task, "carries", False):
-            raise UserError(f"{given}: a sample of this task leaves a state to the next one: leave it out")
-        for name, part in flat.module.named_modules():
-            if isinstance(part, _BatchNorm) and part not in flat.frozen_parts:
-                raise UserError(f"{given}: '{name}' has statistics of a whole minibatch: freeze it, or leave this out")
 
     def called(self, module: nn.Module) -> nn.Module:
         """What is called for a pass of a module: itself, or compiled."""
