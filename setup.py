@@ -70,7 +70,20 @@ setup(
         "lightning": ["lightning>=2.5"],  # for the recipe in docs/fine_tuning.md
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
         # Tests compare with these and are skipped without; they may replace torch, see CONTRIBUTING.md.
-        "peers": ["flwr", "keras", "appfl", "nvflare", "pfl", "fluke-fl", "fedlab", "accelerate", "torchft"],
+        "peers": [
+            "flwr",
+            "keras",
+            "appfl",
+            "nvflare",
+            "pfl",
+            "fluke-fl",
+            "fedlab",
+            "transformers",
+            "peft",
+            "accelerate",
+            "lightning",
+            "torchft",
+        ],
         "docs": DOCS,
         "dev": [
             "pytest>=8.0",  # tests

@@ -47,8 +47,7 @@ TINY = 1e-30  # the step size that stands for 0, with which a warm-up begins
 class FederatedCallback(TrainerCallback):
     """Let all ranks average the model of a `transformers.Trainer` every few optimizer steps.
 
-    >>> from fedmpi.huggingface import FederatedCallback  # doctest: +SKIP
-    >>> trainer = Trainer(model, args, train_dataset=data, callbacks=[FederatedCallback(every=10)])  # doctest: +SKIP
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[FederatedCallback(every=10)])
 
     All ranks make the Trainer with the callback, and call `train`, with the same `max_steps`. Between the two, what an
     evaluation has measured becomes the mean over the ranks, so that all of them choose the same best model and stop
@@ -82,7 +81,7 @@ class FederatedCallback(TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Give each rank an output folder of its own, and let all ranks find the same last checkpoint."""
         with self._link() as link:
-            digests = link.allgather([zlib.crc32(os.path.abspath(args.output_dir).encode())])[:, 0]
+            digests = link.allgather([zlib.crc32(os.path.abspath(args.output_dir).encode())], "machinery")[:, 0]
             if len({*digests}) < link.size:
                 if link.rank == 0:
                     others = os.path.join(args.output_dir, "rank-1")
@@ -96,7 +95,7 @@ class FederatedCallback(TrainerCallback):
         """Rename checkpoints that are newer than the last one which is complete on all ranks: a rank was killed."""
         steps = {int(match[1]) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
         complete = [step for step in steps if (folder / f"checkpoint-{step}" / MARK).is_file()]
-        everyone = link.allgatherv(complete).astype(int).tolist()
+        everyone = link.allgatherv(complete, "machinery").astype(int).tolist()
         common = [step for step in {*everyone} if everyone.count(step) == link.size]
         for step in sorted(steps) if common else ():
             if step > max(common):
@@ -113,6 +112,7 @@ class FederatedCallback(TrainerCallback):
             texts = {"max_steps": str(state.max_steps), "the step to begin with": str(state.global_step)}
             check_equal(link, texts, "expected the same on all ranks: choose max_steps, and the same checkpoint")
             agree(link, lambda: self._check(args, state))
+            agree(link, lambda: _check_saver(args, state, link.rank))
             if state.global_step:
                 saved = agree(link, lambda: _read(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}")))
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if saved else []
@@ -233,6 +233,16 @@ class _Joining(FederatedCallback):
 
     def _after_step(self) -> None:
         """`training_step` has made it."""
+
+
+def _check_saver(args: Any, state: Any, rank: int) -> None:
+    """Note in Trainer's state which rank it is of; raises UserError if it is another one's, from a checkpoint."""
+    noted = state.stateful_callbacks.setdefault(NAME, {"args": {}, "attributes": {"rank": rank}})
+    if (saver := noted["attributes"]["rank"]) != rank:
+        raise UserError(
+            f"rank {rank} continues from a checkpoint of rank {saver}: expected one in {args.output_dir}, where "
+            "resume_from_checkpoint=True finds it"
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -32,6 +32,7 @@ FACTS = (
 RUN_COLUMNS = (*KEYS, "state", "rounds", "gradients", "settings", *FACTS)
 FIRST_COLUMNS = ("rounds", "values", *FACTS)
 ALGORITHM = "algorithm."  # begins the names of the algorithm's settings
+PERIODS = ("m_every", "v_every")  # of averages of a row, in rounds
 CURVE_AMOUNTS = ("round", "iteration", "bytes", "gradients", "seconds")
 STATES = ("complete", "diverged")
 DERIVED = {"training_perplexity": "train_loss"}  # metrics that are computed from another one, and are in no file
@@ -292,11 +293,15 @@ def _facts(record):
 
 
 def _settings_text(settings):
-    """The algorithm's settings as text, like "step_size 0.1, momentum 0.9"; a schedule only if it changes the step."""
+    """The algorithm's settings as text, like "step_size 0.1, momentum 0.9".
+
+    A schedule is there only if it changes the step, a row's period only if it is not every round.
+    """
     its = {key.removeprefix(ALGORITHM): value for key, value in settings.items() if key.startswith(ALGORITHM)}
     if its.get("schedule") == "constant":
         its = {name: value for name, value in its.items() if not name.startswith("schedule")}
-    return ", ".join(f"{name} {value}" for name, value in its.items() if value is not None)
+    every_round = {name for name in PERIODS if its.get(name) == 1}
+    return ", ".join(f"{name} {value}" for name, value in its.items() if value is not None and name not in every_round)
 
 
 def _text(value):

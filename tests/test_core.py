@@ -35,4 +35,4 @@ def test_the_way_from_a_round_to_its_work_is_short(tmp_path):
     print(found)
     assert len(found["local_step"]) == 2
     assert len(found["gradient"]) == 5
-    assert len(found["Allreduce"]) == 6
+    assert len(found["Allreduce"]) == 7

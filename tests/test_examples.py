@@ -73,7 +73,10 @@ def test_a_worker_that_imports_an_example_begins_no_mpi(tmp_path):
     code = (
         "import glob, runpy, sys\n"
         "for path in sorted(glob.glob('*.py')):\n"
-        "    runpy.run_path(path, run_name='__mp_main__')\n"
+        "    try:\n"
+        "        runpy.run_path(path, run_name='__mp_main__')\n"
+        "    except ModuleNotFoundError as error:  # of an extra\n"
+        "        assert error.name in ('accelerate', 'lightning', 'peft', 'transformers'), error\n"
         "    assert 'mpi4py.MPI' not in sys.modules, open(path).read()\n"
     )
     in_folder([sys.executable, "-c", code], tmp_path)

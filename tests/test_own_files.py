@@ -373,6 +373,7 @@ TEMPORARY = "a folder or file of a new, unique name"
 STREAM = "standard output, /dev/null or a pipe"
 LOCKED = "a listed name in a run folder whose lock this process has"
 OTHERS = "in a run folder, by the recorder"
+TRAINERS = "federation.* and its mark, in a checkpoint that Trainer has made; or the name of that folder"
 REASONS = {
     "ground.machine.memory.reset_peak_memory: open": "/proc/self/clear_refs, no file",
     "cli.bench.parts.checkpoint._write_plain: open": TEMPORARY,
@@ -387,6 +388,10 @@ REASONS = {
     "comm.start.process.open_closed_streams: open": STREAM,
     "comm.sums.window._map_together: open": "memory in /dev/shm, until all ranks of the machine have mapped it",
     "comm.sums.window._map_together: unlink": "its own file in /dev/shm, once all ranks of the machine have mapped it",
+    "huggingface.FederatedCallback._hide_incomplete: replace": TRAINERS,
+    "huggingface._write: replace": TRAINERS,
+    "huggingface._write: unlink": TRAINERS,
+    "huggingface._write: write_text": TRAINERS,
     "comm.faults.marks.mark: unlink": "the mark of this process, whose name has its number, in the launcher's folder",
     "ground.files.checksum._write_cache: replace": "the cache of checksums, in the user's cache folder",
     "ground.files.checksum._write_cache: write_text": "the cache of checksums, in the user's cache folder",
@@ -439,6 +444,7 @@ REASONS = {
     "reproduction.summary.write_summary: write_text": PART,
     "runs.baselines.write: write_bytes": PART,
     "runs.data_files.write_data_files: write_text": OTHERS,
+    "runs.loop.crossed._write: write_text": PART,
     "runs.lock.RunLock.__init__: open": LOCKED,
     "runs.lock.RunLock.release: ftruncate": LOCKED,
     "runs.model_files._hdf5: File": MEMORY,

@@ -38,7 +38,8 @@ class FedAdamW(_Aligned):
     Special case: α = λ = 0 and β2 = 0 with one local step moves by η g / (|g| + ε).
 
     Differs from the paper: where it prints -λ x in the bracket, weights would grow; here they decay. Its blocks, of
-    which only the mean of v is averaged, follow the layers of transformers; here they are the parameter tensors.
+    which only the mean of v is averaged, follow the layers of transformers; here they are the parameter tensors, and
+    their means are sent as a row, where the paper's cost is that of FedAvg.
     The authors' code differs from the paper, and form "code" does as it does: m̂ is corrected by 1-β1^t, t counted
     over all rounds as for v̂, although m begins with 0 in every round; and v is averaged value by value. It also clips
     gradients to a norm of 10 (the run's setting clip_norm), and its optimizer begins with v = 0 and t = 0, whatever was

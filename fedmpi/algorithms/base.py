@@ -24,8 +24,9 @@ server copies it into a row of its own.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from fedmpi.algorithms.oracle import Oracle as Oracle
 from fedmpi.algorithms.schedules import Scheduled
 from fedmpi.ground.settings import check
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 # moved by is its difference from the start of the round. A difference is what a client has moved by. A gradient may be
 # an average of several. A square is a mean of squares: never below 0, whatever a stage does.
 KINDS = ("point", "difference", "gradient", "square")
-
-
 Count = int | Callable[[int], int]  # of numbers, see `Exchange`
 
 
@@ -95,18 +94,6 @@ class Server(Protocol):
     def dual(self) -> tuple[slice, ...]: ...  # where it ascends: gradients have the sign negated there; () if nowhere
 
 
-class Oracle(Protocol):
-    """What an algorithm may ask of a client's data, see `fedmpi.oracles.base.Oracle`; a sample stays closed to it."""
-
-    def draw(self) -> Any: ...
-    def draw_first(self) -> Any: ...
-    def whole(self) -> Any: ...
-    def gradient(self, z: "torch.Tensor", xi: Any) -> "torch.Tensor": ...
-    def gradient_pair(
-        self, z: "torch.Tensor", z_prev: "torch.Tensor", xi: Any
-    ) -> "tuple[torch.Tensor, torch.Tensor]": ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Exchange:
     """One average over the clients of a round, with the work before it and the arithmetic after it.
@@ -125,28 +112,8 @@ class Exchange:
         numbers: how many numbers are averaged too, by the same weights, in float64; or a function of q, the largest
             number of local steps of a client in a round. They pass no stage and no codec.
 
-    CE-LSGD averages twice a round, and the second time one client works alone:
-
-    >>> import fedmpi
-    >>> [(exchange.rows, exchange.alone) for exchange in fedmpi.algorithms.CELSGD().exchanges()]
-    [(('g',), False), (('x',), True)]
     >>> fedmpi.Exchange(("x",), then=lambda server: server.x.mul_(0.5)).alone
     False
-
-    The mean of the clients' local steps, beside that of x:
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Counting(fedmpi.algorithms.FedAvg):
-    ...     def exchanges(self):
-    ...         return (fedmpi.Exchange(("x",), then=self.server_step, numbers=1),)
-    ...
-    ...     def upload(self, client, server, oracle):
-    ...         client.numbers[0] = client.num_steps
-    ...
-    ...     def server_step(self, server):
-    ...         print(server.numbers.tolist())
-    >>> trace = fedmpi.simulate(Counting(), lambda i, x, sample: x, [4.0], rounds=1, local_steps=lambda i: 3 + i)
-    [4.0]
     """
 
     rows: tuple[str, ...]

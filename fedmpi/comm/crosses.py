@@ -111,9 +111,19 @@ _KINDS = {
     "words": Kind(
         "the words of the training texts that at least --least silos have (by default 2); of one text that all ranks "
         "have, and with --least 1, every word, in the order in which they first occur",
-        only_if="--task language without --task.vocabulary",
+        only_if="--task language without --task.vocabulary; fedmpi data statistics (categories and classes that enough "
+        "silos have)",
         when="before training, once",
         kept="model.json",
+    ),
+    "hidden sums": Kind(
+        "numbers that have no meaning alone: those of each rank plus random ones that vanish in the sum over all "
+        "ranks; the sums are numbers of rows, sums, squares and how many rows lie below some values, of all silos "
+        "together; for intervals, how many cases one method has right and another one not. With two ranks, each "
+        "can subtract its own",
+        only_if="fedmpi data statistics, --baselines",
+        when="when it runs; when baselines are compared",
+        kept="(printed; with --columns in that file)",
     ),
     "texts": Kind(
         "pieces of a text that all ranks have, each word as a number",

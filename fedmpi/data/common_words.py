@@ -17,6 +17,9 @@ import os
 
 import numpy as np
 
+from fedmpi.comm.agreement import agree
+from fedmpi.ground.errors import UserError
+
 BYTES = 32  # of a point
 PRIME = 2**255 - 19
 CURVE = 486662  # v² = u³ + CURVE u² + u
@@ -41,6 +44,31 @@ def num_holders(link, words_of_clients):
         total[point] += number
     begin = int(sizes[: link.rank].sum())
     return {word: total[bytes(point)] for word, point in zip(words, everyone[begin:])}
+
+
+def check_equal_words(link, words, data):
+    """Check that some texts are the same in all clients' files, without telling them. Collective on the link.
+
+    Args:
+        words: for each client of this rank, kind -> text; [] if all clients have one file.
+        data: the name of the data, for the message.
+
+    Raises:
+        AgreedUserError: on every rank.
+    """
+    marked = [{f"{kind}: {text}".encode() for kind, text in own.items()} for own in words]
+    number, least = num_holders(link, marked), int(link.allgather([len(words)], "machinery").sum())
+
+    def check():
+        for kind, text in (pair for own in words for pair in own.items()):
+            held = number[f"{kind}: {text}".encode()]
+            if held < least:
+                raise UserError(
+                    f"{data}: the {kind} are not the same in the files of all {least} clients, those of one are in "
+                    f"{held}: expected the same; see data show FILE, and data prepare --columns (tables)"
+                )
+
+    agree(link, check)
 
 
 def _points_of_all(link, words):

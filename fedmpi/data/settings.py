@@ -36,17 +36,17 @@ class DataSettings(Section):
     )
     least: int = setting(
         2,
-        "a word of a text, or the name of a class, is known to all silos if the training data of at least so many "
-        "contain it; others are unknown words, or classes by number; 1: all are, 5 is recommended (one file per silo)",
+        "of texts with a file per silo: a word is known, and sent to all, if the training texts of at least so many "
+        "silos contain it; others are unknown; 5 is recommended; 1: all words of all silos are sent",
         least=1,
         role="problem",
     )
-    scores: str | None = setting(
-        None,
+    scores: str = setting(
+        "auto",
         "how AUC and other metrics of the order of scores are computed: from numbers of samples in 1,000 bins (bins), "
-        "or from every sample's outputs and label, which all ranks then receive (samples); default: bins if each silo "
-        "has tests of its own, else samples",
-        among=("bins", "samples", None),
+        "or from every sample's outputs and label, which all ranks then receive (samples); auto: bins if each silo has "
+        "tests of its own, else samples",
+        among=("auto", "bins", "samples"),
         role="speed",
     )
     seed: int = setting(0, "seed of all random numbers", least=0, role="seed")

@@ -117,6 +117,12 @@ def oddities(name, trained, tested, num_classes):
     return [f"{name}: {line}" for line in found]
 
 
+def as_strings(values):
+    """A list of str from an attribute of an HDF5 file: one value or an array, of text, bytes or anything else."""
+    values = np.ravel(values).tolist()
+    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
+
+
 def plain(word):
     """A word without what often differs by mistake: case, blanks, and the .0 of a whole number."""
     return "".join(word.lower().split()).removesuffix(".0")

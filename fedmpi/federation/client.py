@@ -1,7 +1,5 @@
 """One silo, and the server that all ranks replicate, as an algorithm sees them."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,16 +64,6 @@ class Client(Holder):
     def is_last_step(self) -> bool:
         """Whether the current local step is the last of the round: an average follows."""
         return self.step_index == self.num_steps - 1
-
-
-@contextlib.contextmanager
-def named_in_errors(client: Client) -> Iterator[None]:
-    """A context whose errors carry the number of the client at work, for the message that ends the job."""
-    try:
-        yield
-    except BaseException as error:
-        error.fedmpi_client = client.index  # type: ignore[attr-defined]  # read where the job ends
-        raise
 
 
 class Server(Holder):

@@ -68,8 +68,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.weights is not None:  # an array has no truth value
-            numbers = getattr(self.weights, "tolist", lambda: self.weights)()
-            object.__setattr__(self, "weights", tuple(numbers) if isinstance(numbers, list | tuple) else (numbers,))
+            numbers = self.weights.tolist() if hasattr(self.weights, "tolist") else list(self.weights)
+            object.__setattr__(self, "weights", numbers if isinstance(numbers, list) else [numbers])
         if self.num_clients < 1:
             raise UserError(f"num_clients = {self.num_clients}: expected at least 1")
         if min(self._steps) < 1:

@@ -1,5 +1,6 @@
 """What a rank's part of a federation is made of, and how it is put together."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,15 +10,17 @@ from fedmpi.aggregation.stages.base import Stage
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.algorithms.check import check_rows, skipping_rows
 from fedmpi.comm.link import Link
+from fedmpi.comm.ranks import RanksLost
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.client import Client, Server
 from fedmpi.federation.client_state import SKIPPED
+from fedmpi.federation.layout import layout_of
 from fedmpi.federation.left_out import LeftOut
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.private import PrivateParts
 from fedmpi.federation.round import Round
 from fedmpi.federation.round_start import RoundStart
-from fedmpi.federation.rows import RowStore, layout_of
+from fedmpi.federation.rows import RowStore
 from fedmpi.federation.variables import Iterate, Variables
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.part import Part
@@ -124,6 +127,15 @@ class Parts:
             for key, value in part.facts().items()
         }
         return found | ({"times_left_out": float(self.left_out.number)} if self.left_out.is_on else {})
+
+    def select(self, value: float = math.nan) -> None:
+        """Remember the current averaged model as the candidate for the result, with its value (larger is better)."""
+        self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
+
+    def check_lost(self) -> None:
+        """Raise `RanksLost` if ranks were lost since the round began."""
+        if self.link.lost_clients() != self.lost:
+            raise RanksLost
 
     def enter_round(self, plan: Callable[[frozenset[int]], Round]) -> None:
         """Begin a `Round`, `plan(clients that are lost)`: for the server and for every client."""

@@ -19,31 +19,17 @@ from fedmpi.comm.link import Link
 from fedmpi.comm.ranks import RanksLost
 from fedmpi.federation.average_check import check_average
 from fedmpi.federation.changed_buffers import check_seen
-from fedmpi.federation.client import Client, named_in_errors
+from fedmpi.federation.client import Client
+from fedmpi.federation.errors import named_in_errors
 from fedmpi.federation.losses import FAILED, Losses, Reports
+from fedmpi.federation.observer import Observer
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.parts import MakeOracle, Parts
 from fedmpi.federation.passage import Passage
 from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import check_parts, go_back, kept_state, restore_state, state_of
-from fedmpi.federation.variables import Iterate, Variables
+from fedmpi.federation.variables import Variables
 from fedmpi.ground.errors import UserError
-
-
-class Observer:
-    """Hears of rounds while they run. Each method does nothing unless a subclass has its own. Not collective."""
-
-    def begin_exchange(self, federation: "Federation", number: int) -> None:
-        """Before the aggregation begins a round's exchange number `number`."""
-
-    def after_step(self, federation: "Federation", client: Client) -> None:
-        """After the local step `client.step_index` of the client whose turn it is."""
-
-    def end_turn(self, federation: "Federation", client: Client) -> None:
-        """After the last local step of a client, before what it has is made what it sends."""
-
-    def after_round(self, federation: "Federation") -> None:
-        """After the start (`round_index` is -1 then), and after a round's last average."""
 
 
 class Federation(Parts):
@@ -247,7 +233,7 @@ class Federation(Parts):
         self.seconds["local"] += began - self._began
         report = self.reports.exchange(self._losses, gradients - self.num_reported, self._request(), self.round_index)
         self.num_reported = gradients
-        self._check_lost()
+        self.check_lost()
         self.num_gradients += report.num_gradients
         self.requests |= report.requests
         tail, rows = self.store.tail, self.exchange.rows
@@ -261,7 +247,7 @@ class Federation(Parts):
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
         self.store.average()
-        self._check_lost()
+        self.check_lost()
         check_average(self, rows)
         self.seconds["communication"] += time.perf_counter() - began
         for client in self.clients:
@@ -282,14 +268,6 @@ class Federation(Parts):
     def averages_local_steps(self) -> bool:
         """Whether the current exchange is the one after the local steps."""
         return self.exchange.work is None
-
-    def _check_lost(self) -> None:
-        if self.link.lost_clients() != self.lost:
-            raise RanksLost
-
-    def select(self, value: float = math.nan) -> None:
-        """Remember the current averaged model as the candidate for the result, with its value (larger is better)."""
-        self.selected = Iterate(self.round_index, self.server.x.clone(), self.store.buffers.clone(), value)
 
     def state(self, begun: dict[str, Any] | None = None) -> dict[str, Any]:
         """Everything that this rank needs to go on after a round, see `state_of`."""

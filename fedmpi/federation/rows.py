@@ -2,21 +2,18 @@
 
 import functools
 from collections.abc import Collection
-from typing import Any
 
 import torch
 
 from fedmpi.aggregation.base import Aggregation
-from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
-from fedmpi.algorithms.check import block_order, most_numbers, skipping_rows
+from fedmpi.algorithms.check import skipping_rows
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.beside import Beside
 from fedmpi.federation.buffers import SentBuffers
+from fedmpi.federation.layout import layout_of
 from fedmpi.federation.tail import Tail
-
-NUMBERS = "numbers"  # their name in the layout of what is beside the rows
 
 
 class RowStore:
@@ -183,30 +180,3 @@ class RowStore:
             if len(self._skipped):
                 self._skipped.view(-1)[self.region].copy_(self.block[: self._skipped.numel()][self.region])
         self.tail.take_averages(self.block)
-
-
-def layout_of(
-    algorithm: Algorithm,
-    dim: int,
-    sent: SentBuffers,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    local_steps: int = 1,
-    parameters: tuple[Any, Any, Any] = ((), (), ()),
-) -> Layout:
-    """The `Layout` of what clients send.
-
-    Args:
-        local_steps: the largest number of a client in a round. parameters: segments, names and shapes, see `Layout`.
-            For the others see `RowStore`.
-
-    Raises:
-        UserError: if the algorithm declares its numbers in a wrong way.
-    """
-    names, beside, num_numbers = block_order(algorithm), None, most_numbers(algorithm, local_steps)
-    if num_numbers + sent.sizes[1]:
-        row = (NUMBERS,) if num_numbers else ()
-        kinds = dict.fromkeys(row, "number")
-        beside = Layout(row, num_numbers, num_numbers + sent.sizes[1], torch.float64, device, kinds=kinds)
-    kinds = {row: algorithm.kinds.get(row, "point") for row in names}
-    return Layout(names, dim, len(names) * dim + sent.sizes[0], dtype, device, *parameters, kinds, beside)

@@ -13,8 +13,9 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.client import Client
 from fedmpi.federation.client_state import SKIPPED
+from fedmpi.federation.observer import Observer
 from fedmpi.federation.participation import Plan
-from fedmpi.federation.rounds import Federation, Observer
+from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.ground.errors import UserError
 from fedmpi.oracles import FunctionOracle, LossFunctionOracle

@@ -11,7 +11,8 @@ import torch
 
 from fedmpi.federation.client import Client
 from fedmpi.federation.client_state import copied, restore_client, state_of_client
-from fedmpi.federation.rounds import Federation, Observer
+from fedmpi.federation.observer import Observer
+from fedmpi.federation.rounds import Federation
 from fedmpi.federation.state import state_before
 from fedmpi.ground.errors import UserError
 

@@ -13,9 +13,11 @@ open to every algorithm and task.
 """
 
 from fedmpi.ground.generators import seed_noise
-from fedmpi.oracles.autograd import Autograd, AutogradOracle
-from fedmpi.oracles.base import LocalObjective, Oracle, OracleKind, Sample
+from fedmpi.oracles.autograd import AutogradOracle
+from fedmpi.oracles.autograd_kind import Autograd
+from fedmpi.oracles.base import LocalObjective, Oracle, Sample
 from fedmpi.oracles.functions import FunctionOracle, LossFunctionOracle
+from fedmpi.oracles.kind import OracleKind
 from fedmpi.oracles.module import ModuleOracle
 from fedmpi.oracles.two_point import TwoPoint, TwoPointOracle
 

@@ -1,19 +1,14 @@
 """First-order gradients."""
 
-import dataclasses
 import functools
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedmpi.ground.errors import UserError
-from fedmpi.ground.settings import setting
 from fedmpi.oracles import compiled
-from fedmpi.oracles.base import Client, LocalObjective, OracleKind, Sample
-from fedmpi.oracles.flat_module import FlatModule
-from fedmpi.oracles.micro_batches import micro_batches
+from fedmpi.oracles.base import Client, LocalObjective, Sample
+from fedmpi.oracles.micro_batches import accumulated, micro_batches
 from fedmpi.oracles.module import ModuleOracle
 
 
@@ -54,21 +49,8 @@ class AutogradOracle(ModuleOracle):
         self._flat.point_at(z, self._buffers)
         self._noise.before_pass(xi.noise)
         if self._part is not None:
-            return self._accumulated(xi, out, self._part)
+            return accumulated(self._flat, self._loss, micro_batches(xi.batch, self._accumulate), out, self._part)
         return self._flat.gradient(functools.partial(self._loss, batch=xi.batch), out)
-
-    def _accumulated(self, xi: Sample, out: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """Put the sum over the parts of a sample into `out`; `part` [dim] is overwritten."""
-        losses: list[torch.Tensor] = []
-        for share, batch in micro_batches(xi.batch, self._accumulate):
-            loss_of = functools.partial(self._share_of_loss, batch=batch, share=share)
-            losses.append(self._flat.gradient(loss_of, part if losses else out))
-            if len(losses) > 1:
-                out.add_(part)
-        return torch.stack(losses).sum()
-
-    def _share_of_loss(self, module: nn.Module, batch: Any, share: float) -> torch.Tensor:
-        return self._loss(module, batch) * share
 
     def _loss(self, module: nn.Module, batch: Any) -> torch.Tensor:
         module = module if self._module is None else self._module
@@ -76,63 +58,3 @@ class AutogradOracle(ModuleOracle):
             return self._task.loss(module, batch)
         with torch.autocast(self._buffers.device.type, torch.bfloat16):
             return self._task.loss(module, batch)
-
-
-@dataclasses.dataclass(frozen=True)
-class Autograd(OracleKind):
-    """Exact gradients on the minibatch, by automatic differentiation."""
-
-    autocast: str = setting(
-        "off",
-        "bf16: let torch.autocast evaluate the loss in bfloat16; faster on some processors, less precise; short "
-        "form: --autocast",
-        among=("off", "bf16"),
-    )
-
-    compile: str = setting(
-        "off",
-        "how gradients of small models are made faster. cuda_graph: a GPU replays each gradient from a CUDA graph. "
-        "default, reduce-overhead: modes of torch.compile, which needs a C++ compiler, and time at the start; the last "
-        "digits may differ; short form: --compile",
-        among=("off", "cuda_graph", "default", "reduce-overhead"),
-    )
-
-    accumulate: int = setting(
-        1,
-        "parts in which the gradient of a minibatch is computed, one after the other, so that the activations of one "
-        "part need memory; the loss must be a mean over the samples; short form: --accumulate",
-        least=1,
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.accumulate > 1 and self.compile == "cuda_graph":
-            raise UserError(f"accumulate = {self.accumulate}: a CUDA graph is of one whole minibatch: leave one out")
-
-    @property
-    def uses_torch_compile(self) -> bool:
-        return compiled.uses_torch_compile(self.compile)
-
-    def workspace(self, flat: FlatModule) -> compiled.Workspace:
-        return compiled.make_workspace(flat, self.compile)
-
-    def make(self, client: Client, objective: LocalObjective, workspace: compiled.Workspace) -> AutogradOracle:
-        module = objective.flat.module
-        if self.accumulate > 1:
-            self._check_parts(objective)
-        return AutogradOracle(
-            client, objective, workspace, self.autocast != "off", self.called(module), self.accumulate
-        )
-
-    def _check_parts(self, objective: LocalObjective) -> None:
-        """Raise UserError if a minibatch in parts has another meaning than as a whole."""
-        given, flat = f"accumulate = {self.accumulate}", objective.flat
-        if getattr(objective.task, "carries", False):
-            raise UserError(f"{given}: a sample of this task leaves a state to the next one: leave it out")
-        for name, part in flat.module.named_modules():
-            if isinstance(part, _BatchNorm) and part not in flat.frozen_parts:
-                raise UserError(f"{given}: '{name}' has statistics of a whole minibatch: freeze it, or leave this out")
-
-    def called(self, module: nn.Module) -> nn.Module:
-        """What is called for a pass of a module: itself, or compiled."""
-        return compiled.called(module, self.compile)

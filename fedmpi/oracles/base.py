@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from fedmpi.ground.part import Part
-from fedmpi.ground.settings import check
-
 if TYPE_CHECKING:
     from fedmpi.oracles.flat_module import FlatModule
 
@@ -75,26 +72,6 @@ class LocalObjective:
     ascent_scale: float = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class OracleKind(Part):
-    """Base of the ways to compute a gradient; its settings are its fields."""
-
-    def __post_init__(self) -> None:
-        check(self, "oracle.")
-
-    def workspace(self, flat: "FlatModule") -> Any:
-        """Memory that all oracles of a rank share, because clients work in turn; `flat` is the model as a `FlatModule`.
-
-        Raises:
-            UserError: if the settings do not suit the model's device.
-        """
-        raise NotImplementedError
-
-    def make(self, client: Client, objective: LocalObjective, workspace: Any) -> "Oracle[Any]":
-        """The `Oracle` of one `Client` with its `LocalObjective`; `workspace` is what the method returned."""
-        raise NotImplementedError
-
-
 Drawn = TypeVar("Drawn")  # what an oracle draws: a `Sample`, or what stands for one
 
 
@@ -107,7 +84,7 @@ class Oracle(abc.ABC, Generic[Drawn]):
         kind: the `OracleKind` that made it, or None.
     """
 
-    kind: OracleKind | None = None
+    kind: Any = None
 
     def __init__(self, client: Client) -> None:
         self.client = client

@@ -1,10 +1,16 @@
 """A minibatch in parts, so that the activations of one part at a time need memory."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmpi.ground.errors import UserError
+from fedmpi.oracles.base import LocalObjective
+from fedmpi.oracles.flat_module import FlatModule
 
 Parts = list[tuple[float, Any]]
 
@@ -29,6 +35,41 @@ def micro_batches(batch: Any, number: int) -> Parts:
     length = lengths.pop()
     bounds = torch.arange(length).tensor_split(min(number, length))
     return [(len(at) / length, _part(batch, slice(int(at[0]), int(at[-1]) + 1))) for at in bounds]
+
+
+def accumulated(
+    flat: FlatModule,
+    loss_of: Callable[[nn.Module, Any], torch.Tensor],
+    parts: Parts,
+    out: torch.Tensor,
+    row: torch.Tensor,
+) -> torch.Tensor:
+    """The loss of a minibatch in parts, without a graph; its gradient goes into `out` [dim].
+
+    `loss_of(module, part)` is a mean over the samples. `row` [dim] is overwritten.
+    """
+    total = out.new_zeros(())
+    for number, (share, part) in enumerate(parts):
+        total += flat.gradient(functools.partial(_share_of, loss_of, part, share), row if number else out)
+        if number:
+            out.add_(row)
+    return total
+
+
+def _share_of(
+    loss_of: Callable[[nn.Module, Any], torch.Tensor], part: Any, share: float, module: nn.Module
+) -> torch.Tensor:
+    return loss_of(module, part) * share
+
+
+def check_parts(objective: LocalObjective, number: int) -> None:
+    """Raise UserError if a minibatch in parts has another meaning than as a whole."""
+    given, flat = f"accumulate = {number}", objective.flat
+    if getattr(objective.task, "carries", False):
+        raise UserError(f"{given}: a sample of this task leaves a state to the next one: leave it out")
+    for name, part in flat.module.named_modules():
+        if isinstance(part, _BatchNorm) and part not in flat.frozen_parts:
+            raise UserError(f"{given}: '{name}' has statistics of a whole minibatch: freeze it, or leave this out")
 
 
 def _length(tensor: torch.Tensor) -> int:

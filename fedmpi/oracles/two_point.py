@@ -13,9 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import derive
-from fedmpi.oracles.base import Client, LocalObjective, OracleKind, Sample, Task
+from fedmpi.oracles.base import Client, LocalObjective, Sample, Task
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.oracles.keeping import buffers_kept
+from fedmpi.oracles.kind import OracleKind
 from fedmpi.oracles.module import ModuleOracle
 
 Size = int | tuple[int, ...]  # of a window: of all its sides, or of each

@@ -77,9 +77,9 @@ def average(
 
     Args:
         model: a `torch.nn.Module`, also compiled, or in `DataParallel`: its plain
-            names are used. Its trainable parameters become views of one vector, and
-            begin with the values of rank 0; frozen parameters must be the same on all ranks. Float buffers that
-            change (batch-norm statistics) are averaged too.
+            names are used. Its trainable parameters become views of one vector (those of 16 bits: the rounded values
+            of a float32 vector), and begin with the values of rank 0; frozen parameters must be the same on all ranks.
+            Float buffers that change (batch-norm statistics) are averaged too.
         optimizer: a `torch.optim.Optimizer`, or several; needed for `exchange`.
         every: q, optimizer steps between two averages.
         exchange: names of the optimizer's state tensors that are averaged with the parameters.

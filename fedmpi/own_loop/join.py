@@ -70,8 +70,9 @@ def join(
 
     Args:
         model: a `torch.nn.Module`, also compiled, or in `DataParallel`: its plain
-            names are used. Its trainable parameters become views of one vector, and
-            begin with the values of rank 0; frozen parameters stay as they are and must be the same on all ranks.
+            names are used. Its trainable parameters become views of one vector (those of 16 bits: the rounded values
+            of a float32 vector), and begin with the values of rank 0; frozen parameters stay as they are and must be
+            the same on all ranks.
         algorithm: a name (``--list algorithms``), a dotted path, or an `Algorithm`.
         local_steps: q, steps between two averages.
         comm: an mpi4py communicator; None: COMM_WORLD.

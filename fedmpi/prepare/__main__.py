@@ -2,10 +2,11 @@
 
 import sys
 
+from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.parser import Parser
 from fedmpi.comm.job.single import run_single
 from fedmpi.ground.errors import UserError
-from fedmpi.prepare.commands import listing, partition, prepare, show
+from fedmpi.prepare.commands import listing, partition, prepare, show, statistics
 
 DESCRIPTION = """\
 Make the HDF5 files of data sets, show their contents, and split them over clients.
@@ -13,21 +14,34 @@ Make the HDF5 files of data sets, show their contents, and split them over clien
     python -m fedmpi data list
     python -m fedmpi data prepare NAME [--from PATH]
     python -m fedmpi data show FILE
-    python -m fedmpi data partition DATA [--plot FILE.png] [--write 'silo_{client}.h5'] [settings of training]"""
+    python -m fedmpi data partition DATA [--plot FILE.png] [--write 'silo_{client}.h5'] [settings of training]
+    mpirun -np 4 python -m fedmpi data statistics 'silo_{client}.h5' [--out columns.json]"""
 
 
 def main(arguments=None):
-    """Entry point; `arguments` default to those of the process."""
-    run_single(_run, sys.argv[1:] if arguments is None else arguments)
+    """Entry point; `arguments` default to those of the process. Collective over all ranks for ``statistics``."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["statistics"] and not {"--help", "-h"} & {*arguments}:
+        from fedmpi.comm.job.ranks import run_program  # imports MPI
+
+        run_program(_run_on_ranks, arguments)
+    else:
+        run_single(_run, arguments)
 
 
 def make_parser():
     """The parser of the program's options."""
     parser = Parser(prog="fedmpi data", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (listing, prepare, show, partition):
+    for command in (listing, prepare, show, partition, statistics):
         command.add_parser(commands)
     return parser
+
+
+def _run_on_ranks(arguments, link):
+    """A program that is collective on the link."""
+    options = agree(link, lambda: make_parser().parse_args(arguments))
+    options.run(options, link)
 
 
 def _run(arguments):

@@ -28,8 +28,10 @@ class Baseline:
     Attributes:
         method: a key of `METHODS`. step_size: of the run. folder: of the run.
         clients: the metric of each silo's model on its tests; [] if the run diverged, and the numbers below are nan.
-        mean, worst: over the silos that have tests. held_out: the value that chooses the step size, the smaller the
-            better. samples: seen in all silos. nbytes: sent by one silo.
+        mean, worst: over the silos that have tests. low, high: the 95 % interval of the mean by the number of test
+            cases, exact for accuracy, otherwise of resamples of the cases within silos; nan if not known.
+        held_out: the value that chooses the step size, the smaller the better. samples: seen in all silos. nbytes: sent
+            by one silo.
         seconds: of the run.
         matrix: with cross_site, row i has the metric of silo i's model on the tests of each silo; else [].
         all_tests: with cross_site, its mean; else nan.
@@ -41,12 +43,35 @@ class Baseline:
     clients: list[float] = dataclasses.field(default_factory=list)
     mean: float = math.nan
     worst: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
     held_out: float = math.nan
     samples: float = math.nan
     nbytes: float = math.nan
     seconds: float = math.nan
     matrix: list[list[float]] = dataclasses.field(default_factory=list)
     all_tests: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What a silo gains by taking part, on average; below 0 if it loses.
+
+    Attributes:
+        mean: the gain in the metric. low, high: its 95 % interval, see `Baseline`. deviation: its standard deviation
+            over samples of the test cases. rows: number of test cases of all silos.
+        is_clear: whether the mean is larger than the deviation, as for bold values in a report.
+    """
+
+    mean: float
+    low: float
+    high: float
+    deviation: float
+    rows: int
+
+    @property
+    def is_clear(self) -> bool:
+        return abs(self.mean) > self.deviation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +82,7 @@ class Comparison:
         metric: its name. tests: on which it is measured. names: of the silos, or [].
         methods: name -> `Baseline` with its best step size; the first is "federated".
         trials: name and step size, like "local-0.1" -> `Baseline`, of all runs.
+        gain: the `Gain`; None if the cases are not known, or a part was made before an interruption.
     """
 
     metric: str
@@ -64,6 +90,7 @@ class Comparison:
     names: list[str]
     methods: dict[str, Baseline]
     trials: dict[str, Baseline]
+    gain: Gain | None
     _text: str = dataclasses.field(repr=False)
 
     @classmethod
@@ -71,7 +98,8 @@ class Comparison:
         """That of a file's content, see `read`."""
         methods = {row["method"]: _baseline(row) for row in content["rows"]}
         trials = {key: _baseline({"method": key.partition("-")[0], **run}) for key, run in content["runs"].items()}
-        return cls(content["metric"], content["tests"], content["names"], methods, trials, in_words(content))
+        known = (content["metric"], content["tests"], content["names"])
+        return cls(*known, methods, trials, gain_of(content), in_words(content))
 
     def __str__(self) -> str:
         return self._text
@@ -117,19 +145,43 @@ def mean_and_worst(values: Iterable[float], metric: str) -> tuple[float, float]:
     return (math.fsum(known) / len(known), worst(known)) if known else (math.nan, math.nan)
 
 
+def _gains(content: Mapping[str, Any]) -> dict[int, float]:
+    """Silo -> what it gains by taking part, above 0 if the model is better."""
+    rows = {row["method"]: row for row in content["rows"]}
+    sign, pairs = _sign(content), zip(rows["federated"]["clients"], rows["local"]["clients"])
+    return {silo: sign * (both - own) for silo, (both, own) in enumerate(pairs) if both == both and own == own}
+
+
+def _sign(content: Mapping[str, Any]) -> int:
+    return -1 if less_is_better(content["metric"]) else 1
+
+
+def gain_of(content: Mapping[str, Any]) -> Gain | None:
+    """The `Gain` of a file's content, or None."""
+    found: dict[str, Any] = content.get("gain") or {}
+    if not found:
+        return None
+    gains, sign = _gains(content), _sign(content)
+    low, high = sorted((sign * float(found["low"]), sign * float(found["high"])))
+    mean, rows = math.fsum(gains.values()) / len(gains), int(found["rows"])
+    return Gain(mean=mean, low=low, high=high, deviation=float(found["deviation"]), rows=rows)
+
+
 def gain_in_words(content: Mapping[str, Any]) -> str:
     """What a silo gains by taking part: a sentence."""
     metric, rows = content["metric"], {row["method"]: row for row in content["rows"]}
     if "clients" not in rows.get("local", {}):
         why = "training alone diverged" if "local" in rows else "--baselines lacks local"
         return f"what a silo gains by taking part: not known, because {why}"
-    sign, alone = -1 if less_is_better(metric) else 1, rows["local"]
-    pairs = zip(rows["federated"]["clients"], alone["clients"])
-    gains = {silo: sign * (both - own) for silo, (both, own) in enumerate(pairs) if both == both and own == own}
+    alone, gains, gain = rows["local"], _gains(content), gain_of(content)
     mean, number = math.fsum(gains.values()) / len(gains), sum(gain > 0 for gain in gains.values())
     verb = "improves" if mean > 0 else "worsens"
     words = f"taking part {verb if mean else 'changes'} the {title(metric)} of a silo on its {content['tests']}"
-    words += f" by {abs(mean):.4f} on average, from {alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}"
+    words += f" by {abs(mean):.4f} on average"
+    if gain is not None:
+        low, high = (gain.low, gain.high) if mean >= 0 else (-gain.high, -gain.low)
+        words += f" (95 % interval {low:.4f} to {high:.4f}{'' if gain.is_clear else _unclear(gain)})"
+    words += f", from {alone['mean']:.4f} alone to {rows['federated']['mean']:.4f}"
     words += f"; {number} of {len(gains)} silos gain"
     worst = min(gains, key=lambda silo: gains[silo])
     if gains[worst] < 0:
@@ -137,6 +189,10 @@ def gain_in_words(content: Mapping[str, Any]) -> str:
     if "mean" in rows.get("tuned", {}):
         words += f"; with training on at home afterwards (tuned) it is {rows['tuned']['mean']:.4f}"
     return words
+
+
+def _unclear(gain: Gain) -> str:
+    return f"; not clear with {format_count(gain.rows)} test row{'s' * (gain.rows != 1)}"
 
 
 def name_of(content: Mapping[str, Any], silo: int) -> str:
@@ -149,7 +205,15 @@ def baseline_table(content: Mapping[str, Any]) -> Table:
     metric, number = content["metric"], len(content["rows"][0]["clients"])
     shown, has_all = range(number if number <= MOST_SILOS else 0), any("all_tests" in row for row in content["rows"])
     measured = f"{title(metric)}: {content['tests']}, mean"
-    header = ["method", "step size", measured, "worst", *(name_of(content, k) for k in shown)]
+    has_interval = any("low" in row for row in content["rows"])
+    header = [
+        "method",
+        "step size",
+        measured,
+        "worst",
+        *["95 % of mean"] * has_interval,
+        *(name_of(content, k) for k in shown),
+    ]
     header += ["all silos' tests"] * has_all + ["samples seen", "bytes sent", "time"]
     rows = []
     for row in content["rows"]:
@@ -159,6 +223,8 @@ def baseline_table(content: Mapping[str, Any]) -> Table:
         numbers = [row["mean"], row["worst"], *(row["clients"][k] for k in shown)]
         numbers += [row.get("all_tests", math.nan)] * has_all
         cells = ["–" if math.isnan(value) else f"{value:.4f}" for value in numbers]
+        if has_interval:
+            cells.insert(2, f"{row['low']:.4f} to {row['high']:.4f}" if "low" in row else "–")
         costs = [format_count(row["samples"]), format_bytes(row["bytes"]), format_seconds(row["seconds"])]
         rows.append([row["method"], f"{row['step_size']:.4g}", *cells, *costs])
     return Table(header, rows)

@@ -74,7 +74,7 @@ CASES_KEY = "cases"
 FORMAT_KEY, FORMAT = "format", "2"  # in a record with metrics, for readers of several versions
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
 # In names of other metrics.
-LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm", "brier")
+LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm", "brier", "calibration")
 
 
 def to_line(record: object) -> bytes:

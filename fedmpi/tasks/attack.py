@@ -60,7 +60,7 @@ class BlackBoxAttack(BaseTask):
         path = [] if data == "digits" else [find_file(data, data_dir)]
         return {f"task.classifier = {folder}": [folder / MODEL_AND_ROWS], f"data of {folder}: {data}": path}
 
-    def crosses(self, is_personal):
+    def crosses(self, is_personal, scores="auto"):
         return {"recognised"}
 
     def load(self, context, partition):

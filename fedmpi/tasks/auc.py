@@ -11,7 +11,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import ROC
 from fedmpi.ground.settings import setting
 from fedmpi.ground.text import Log
-from fedmpi.tasks.base import Metrics, constructor_of, of_clients
+from fedmpi.tasks.base import Metrics, Support, constructor_of, of_clients
 from fedmpi.tasks.classification import Classification, LoadedClassification
 from fedmpi.tasks.files import has_own_files
 from fedmpi.tasks.metrics import crossing
@@ -53,8 +53,10 @@ class DeepAUC(Classification):
         1.0, "step size of w divided by that of the other variables, for algorithms with a single step size", above=0
     )
 
-    def crosses(self, is_personal):
-        return super().crosses(is_personal) - {"test counts"} | {"outputs", "metric sums"}
+    def crosses(self, is_personal, scores="auto"):
+        return super().crosses(is_personal, scores) - {"test counts"} | {
+            "outputs" if scores == "samples" or (scores == "auto" and not has_own_files(self)) else "metric sums"
+        }
 
     def load(self, context, partition):
         return LoadedAUC(self, context, *self.open(context, partition))
@@ -204,7 +206,7 @@ class LoadedAUC(LoadedClassification):
     def evaluate(self, module, link):
         losses = [self._objective(module, client) for client in self._train]
         numbers, weighting = self._numbers["train"], self._context.weighting
-        metrics, clients = of_clients(link, {"train_loss": losses}, numbers, weighting)
+        (metrics, clients), supports = of_clients(link, {"train_loss": losses}, numbers, weighting), {}
         for name, samples in self._scored().items():
             scored = []
             for client, part in zip(self._context.clients, samples):
@@ -221,7 +223,8 @@ class LoadedAUC(LoadedClassification):
                 self._roc[:] = roc_points(outputs, positive)
             if name != "auc" or self.has_own_tests or self._context.is_personal:
                 clients[name] = link.allgatherv([_own_auc(*part) for part in scored], "evaluation")
-        return Metrics(metrics, clients)
+                supports[name] = [Support(len(part[0]), _auc_of(*part)) for part in scored]
+        return Metrics(metrics, clients, supports=supports)
 
     def write_result(self, module, folder):
         lines = [f"{false:.6g},{true:.6g}" for false, true in self._roc]
@@ -243,6 +246,10 @@ class LoadedAUC(LoadedClassification):
 def _own_auc(outputs, positive):
     """`roc_auc`, or nan if there are not both kinds of samples."""
     return roc_auc(outputs, positive) if 0 < positive.sum() < len(positive) else np.nan
+
+
+def _auc_of(outputs, positive):
+    return lambda indices: _own_auc(outputs[indices], positive[indices])
 
 
 def _outputs_and_labels(module, samples):

@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,11 +50,11 @@ class RankContext:
     num_local: int = 1
     weighting: str = "uniform"
     least: int = 1
-    scores: str | None = None
+    scores: str = "auto"
 
     def scores_of(self, are_common: bool) -> str:
         """How metrics of the order of scores are computed: "bins" or "samples", which all ranks may have in common."""
-        return self.scores or ("samples" if are_common else "bins")
+        return ("samples" if are_common else "bins") if self.scores == "auto" else self.scores
 
     def device_of_data(self, nbytes: int) -> torch.device:
         """The device on which a data set of so many bytes is to lie: the host, if it would fill a GPU's memory."""
@@ -93,10 +94,10 @@ class BaseTask:
         """
         return {}
 
-    def crosses(self, is_personal: bool) -> set[str]:
+    def crosses(self, is_personal: bool, scores: str = "auto") -> set[str]:
         """Which kinds of messages (`fedmpi.comm.crosses.KINDS`) it may send, besides those of every run.
 
-        `is_personal`: see `RankContext`.
+        `is_personal`, `scores`: see `RankContext`.
         """
         return set()
 
@@ -115,6 +116,20 @@ class BaseTask:
         raise NotImplementedError
 
 
+@dataclasses.dataclass(frozen=True)
+class Support:
+    """The test cases of one client, from which a metric of it is computed; they stay on the client's rank.
+
+    Attributes:
+        number: of the cases. value: function of [m] numbers of cases -> the metric of these, or nan.
+        right: [number] of bool, if the metric is their mean; or None.
+    """
+
+    number: int
+    value: Callable[[Any], float]
+    right: Any = None
+
+
 class Metrics(dict[str, float]):
     """What an evaluation measured: name -> float, and of each client.
 
@@ -123,11 +138,12 @@ class Metrics(dict[str, float]):
         tables: name -> {"classes": their names, "values": a vector or matrix as nested lists}.
         cases: of clients with tests of their own {"classes": their names, "values": [N][classes] numbers of test
             cases}; {} if there are no classes.
+        supports: name -> [a `Support` of each of this rank's clients], of the metrics for which the task has them.
     """
 
-    def __init__(self, values: Any, clients: Any = (), tables: Any = (), cases: Any = ()) -> None:
+    def __init__(self, values: Any, clients: Any = (), tables: Any = (), cases: Any = (), supports: Any = ()) -> None:
         super().__init__(values)
-        self.clients, self.tables, self.cases = dict(clients), dict(tables), dict(cases)
+        self.clients, self.tables, self.cases, self.supports = *map(dict, (clients, tables, cases)), dict(supports)
 
 
 UNEQUAL = 1.01  # largest number of samples / smallest: above it, means over clients and over samples both count

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from fedmpi.comm.agreement import agree, allgather_lines
+from fedmpi.data.common_words import check_equal_words
 from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import Augmentation, Samples, Transform, check_normalisation, input_shape
@@ -20,6 +21,7 @@ from fedmpi.data.source import (
     COLUMNS,
     SILO_NAME,
     HDF5Source,
+    as_strings,
     check_labels,
     digits_file,
     names_silos,
@@ -34,9 +36,9 @@ from fedmpi.ground.registry import command_name
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import generator
 from fedmpi.ground.text import Log, short
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, Support, of_clients
 from fedmpi.tasks.dealt import Dealt
-from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 from fedmpi.tasks.metrics import ANSWERS, by_name, last_layer, or_nan
 from fedmpi.tasks.metrics import NAMES as METRIC_NAMES
 from fedmpi.tasks.pooling import Facts, Measuring
@@ -97,8 +99,10 @@ class Classification(BaseTask):
             return {"task.data = digits": [digits_file()]}
         return common_files(self, context)
 
-    def crosses(self, is_personal):
-        found = {"file facts", "class counts", *(["outputs", "metric sums"] if self.metrics else [])}
+    def crosses(self, is_personal, scores="auto"):
+        found = {"file facts", "class counts", *(["metric sums"] if self.metrics else [])}
+        by_samples = scores == "samples" or (scores == "auto" and not has_own_files(self))
+        found |= {"outputs"} if self.metrics and (by_samples or any("." in name for name in self.metrics)) else set()
         if has_own_files(self):
             return found | {"labels", "scales", "names", "test counts", "blind words"}
         return found | {"samples", *(["test counts"] if is_personal else [])}
@@ -336,8 +340,9 @@ class LoadedClassification(LoadedTask):
         return functional.cross_entropy(module(inputs), labels, self._class_weights, reduction="sum") / len(labels)
 
     def evaluate(self, module, link):
-        losses = [sums[0] / sums[2] for sums in self._sums_of_clients(module, self._train.values())]
-        tests, held = (self._sums_of_clients(module, parts) for parts in (self._tests, self._held))
+        losses = [sums[0] / sums[2] for sums, _ in self._sums_of_clients(module, self._train.values())]
+        found = [self._sums_of_clients(module, parts) for parts in (self._tests, self._held)]
+        (tests, held), rights = ([[part[column] for part in parts] for parts in found] for column in (0, 1))
         parts = [(self._numbers["train"], {"train_loss": losses})]
         if self.has_own_tests or self._context.is_personal:
             parts.append((self._numbers["test"], _per_sample("test_loss", "accuracy", tests)))
@@ -353,7 +358,11 @@ class LoadedClassification(LoadedTask):
             train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
             metrics = train | test | held
         further = self._measure(module, link) if self._metrics and "test_loss" in metrics else Metrics({})
-        return Metrics({**metrics, **further}, {**clients, **further.clients}, further.tables, self._cases(link))
+        supports = {name: [Support(len(right), _share_of(right), right) for right in of_name]
+                    for name, of_name in zip(("accuracy", "holdout_accuracy"), rights)}  # fmt: skip
+        all_clients = {**clients, **further.clients}
+        supports = {name: own for name, own in supports.items() if name in all_clients}
+        return Metrics({**metrics, **further}, all_clients, further.tables, self._cases(link), supports)
 
     def _cases(self, link):
         """See `Metrics.cases`. Collective on the link."""
@@ -379,7 +388,8 @@ class LoadedClassification(LoadedTask):
         for name in numbers if self.has_own_tests or self._context.is_personal else ():
             own = [or_nan(self._metrics[name], *of_client) for of_client in answers]
             clients[name] = link.allgatherv(own, "evaluation")
-        return Metrics(numbers, clients, {name: {"classes": names, "values": table} for name, table in tables.items()})
+        tables = {name: {"classes": names, "values": table} for name, table in tables.items()}
+        return Metrics(numbers, clients, tables)
 
     def _sums_of_clients(self, module, parts):
         """`_totals` of each of a rank's parts: one per client, or one for all of them."""
@@ -447,12 +457,6 @@ def draw(num_samples, number, seed, kind, owner):
     return np.sort(generator(seed, "evaluation", kind, owner).permutation(num_samples)[:number])
 
 
-def as_strings(values):
-    """A list of str from an attribute of an HDF5 file: one value or an array, of text, bytes or anything else."""
-    values = np.ravel(values).tolist()
-    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
-
-
 def _facts(source, settings):
     """What must be equal in the files of all clients, a list of str: of tables, mean and std, too.
 
@@ -496,10 +500,15 @@ def _per_sample(loss, accuracy, totals):
 
 
 def _totals(module, samples, weights):
-    """[sum of losses, number of correct answers, number of samples] of `Samples`."""
-    loss, correct = 0.0, 0
+    """([sum of losses, number of correct answers, number of samples], [n] whether each is correct) of `Samples`."""
+    loss, right = 0.0, [np.zeros(0, bool)]
     for inputs, labels in samples.all():
         scores = module(inputs)
         loss += functional.cross_entropy(scores, labels, weights, reduction="sum").item()
-        correct += (scores.argmax(1) == labels).sum().item()
-    return np.array([loss, correct, samples.num])
+        right.append((scores.argmax(1) == labels).cpu().numpy())
+    right = np.concatenate(right)
+    return np.array([loss, right.sum(), samples.num]), right
+
+
+def _share_of(right):
+    return lambda indices: right[indices].mean()

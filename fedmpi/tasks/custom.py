@@ -19,7 +19,7 @@ from fedmpi.ground.generators import seed_all
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import FIRST, WHOLE, derive, generator
 from fedmpi.ground.text import Log, short
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, of_clients
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, Support, constructor_of, of_clients
 from fedmpi.tasks.metrics import OUTPUTS, PADDING, Answers, Metric, or_nan
 from fedmpi.tasks.pooling import MOST_AXES, Facts, Measuring, gathered
 from fedmpi.tasks.same_tests import check_same_tests
@@ -136,7 +136,7 @@ class Task(BaseTask):
         known = constructor_of(self.model) if inspect.isclass(self.model) else None
         return known["class"] if known else self.model
 
-    def crosses(self, is_personal):
+    def crosses(self, is_personal, scores="auto"):
         found = {"outputs", "metric sums"} if self.metrics else set()
         return found | ({"test counts"} if type(self).test_of is not Task.test_of else set())
 
@@ -268,7 +268,9 @@ class LoadedOwnTask(LoadedTask):
             values |= self._measuring(link, found)
         tables = {name: values.pop(name) for name in list(values) if isinstance(values[name], list)}
         tables = {name: {"classes": self._names_of(table), "values": table} for name, table in tables.items()}
-        return Metrics(values, {name: each for name, each in clients.items() if name not in tables}, tables, cases)
+        clients = {name: each for name, each in clients.items() if name not in tables}
+        supports = {name: self._supports(name) for name in self._metrics if name in clients}
+        return Metrics(values, clients, tables, cases, supports)
 
     def try_metrics(self, module, link):
         parts = self._parts(link)
@@ -302,6 +304,7 @@ class LoadedOwnTask(LoadedTask):
         is_last, is_low = link.allgather([is_last, is_low], "metric sums").any(0).tolist()
         self._form.update(is_last=is_last, low=-int(is_low))
         answers = [Answers(*pair, **self._form) for pair in found if len(pair[1])]
+        answers = [own for own in answers if len(own.targets)]
         facts = Facts.agreed(link, answers)
         are_labels = any(own.outputs.dim() == 2 and own.outputs.shape == own.targets.shape for own in answers)
         self._kinds_of_outputs = "classes" if link.first_rank_where(are_labels) is None else "labels"
@@ -359,12 +362,22 @@ class LoadedOwnTask(LoadedTask):
             if not weights[-1]:  # no sample, or none that counts
                 rows.append([np.nan] * len(names))
                 self._cases_here.append([])
+                self._predictions_of_clients.append((torch.empty(0), torch.empty(0)))
                 continue
             (found,) = self._predictions(module, [(client, own)])
             self._predictions_of_clients.append(found)
             self._cases_here.append(Answers(*found, **self._form).cases())
             rows.append([_mean(sums), *(or_nan(metric, *found, **self._form) for metric in self._metrics.values())])
         return dict(zip(names, map(list, zip(*rows)))), weights
+
+    def _supports(self, name):
+        """A `Support` of a metric for each of this rank's clients."""
+
+        def of(outputs, targets):
+            form, metric = dict(self._form), self._metrics[name]
+            return Support(len(targets), lambda at: or_nan(metric, outputs[at], targets[at], **form))
+
+        return [of(*found) for found in self._predictions_of_clients]
 
     def _cases(self, link):
         """{"classes": names, "values": [N][classes] test cases of each client's own}; {} if they are no classes."""

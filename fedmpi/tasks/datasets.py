@@ -100,9 +100,9 @@ class Datasets(Task):
     def test(self):
         return self.test_set
 
-    def crosses(self, is_personal):
+    def crosses(self, is_personal, scores="auto"):
         if self.kind != "classification":
-            return super().crosses(is_personal)
+            return super().crosses(is_personal, scores)
         return {"file facts", "class counts", "labels", *(["test counts"] if is_personal else [])}
 
     def load(self, context, partition):

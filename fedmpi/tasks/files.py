@@ -1,7 +1,6 @@
 """Which file a client's data are in: one that all clients share, or one of its own."""
 
 from fedmpi.comm.agreement import agree
-from fedmpi.data.common_words import num_holders
 from fedmpi.data.same_files import check_same_files
 from fedmpi.data.source import find_file, names_silos, silo_path
 from fedmpi.ground.errors import UserError
@@ -78,28 +77,3 @@ def check_common_files(link, task, context):
 
 def _views(path):
     return files_of(path)[1:] if path.suffix in (".h5", ".hdf5") else []
-
-
-def check_equal_words(link, words, data):
-    """Check that some texts are the same in all clients' files, without telling them. Collective on the link.
-
-    Args:
-        words: for each client of this rank, kind -> text; [] if all clients have one file.
-        data: the name of the data, for the message.
-
-    Raises:
-        AgreedUserError: on every rank.
-    """
-    marked = [{f"{kind}: {text}".encode() for kind, text in own.items()} for own in words]
-    number, least = num_holders(link, marked), int(link.allgather([len(words)], "machinery").sum())
-
-    def check():
-        for kind, text in (pair for own in words for pair in own.items()):
-            held = number[f"{kind}: {text}".encode()]
-            if held < least:
-                raise UserError(
-                    f"{data}: the {kind} are not the same in the files of all {least} clients, those of one are in "
-                    f"{held}: expected the same; see data show FILE, and data prepare --columns (tables)"
-                )
-
-    agree(link, check)

@@ -81,7 +81,7 @@ class Language(BaseTask):
             files[f"task.vocabulary = {self.vocabulary}"] = [pathlib.Path(self.vocabulary)]
         return files
 
-    def crosses(self, is_personal):
+    def crosses(self, is_personal, scores="auto"):
         return {"words", "blind words"} if has_own_files(self) else {"words", "texts"}
 
     def load(self, context, partition):

@@ -36,6 +36,8 @@ MEANS |= {"top_k_accuracy_score", "accuracy_score", "zero_one_loss", "hamming_lo
 MOMENTS = {"r2_score", "explained_variance_score", "mean_squared_error", "root_mean_squared_error", "max_error"}
 ORDERS = {"roc_auc_score", "average_precision_score"}  # those that bins of scores give
 
+BANDS = 10  # of probabilities, in which they are compared with what is right
+CALIBRATION = "fedmpi.tasks.metrics.calibration_error"
 # Name -> scikit-learn's function, and its arguments for two classes and for more; None: only for two.
 _BY_NAME = {
     "f1": ("f1_score", {}, {"average": "macro"}),
@@ -49,6 +51,8 @@ _BY_NAME = {
     "kappa": ("cohen_kappa_score", {}, {}),
     "mcc": ("matthews_corrcoef", {}, {}),
     "confusion": ("confusion_matrix", {}, {}),
+    "class_accuracies": ("recall_score", {"average": None}, {"average": None}),
+    "calibration": (CALIBRATION, {}, {}),
 }
 NAMES = tuple(_BY_NAME)
 
@@ -70,7 +74,7 @@ def by_name(text, num_classes, setting):
         settings = of_two if num_classes == 2 else of_more
         if settings is None:
             raise UserError(f"{setting} = {text}: {name} is of two classes, and the data have {num_classes}")
-        chosen[name] = Metric(name, (f"sklearn.metrics.{function}", settings))
+        chosen[name] = Metric(name, (function if "." in function else f"sklearn.metrics.{function}", settings))
     return chosen
 
 
@@ -286,6 +290,9 @@ class Metric:
         self._is_own = not isinstance(metric, str) and not is_sklearn
         if is_sklearn:
             self._kind = _NAMED.get(function.__name__) or _KINDS.get(path.rpartition(".")[2], "classes")
+        self._is_calibration = function is calibration_error
+        if self._is_calibration:
+            self._kind = "probabilities"
         if takes is not None and (is_sklearn or takes not in TAKES):
             known = "no entry, because it is scikit-learn's" if is_sklearn else f"one of {', '.join(TAKES)}"
             raise UserError(f"metric {name}: takes = {short(repr(takes), 50)}: expected {known}")
@@ -310,6 +317,8 @@ class Metric:
             raise UserError(f"metric {self.name}: {type(error).__name__}: {short(error)} ({shapes})") from error
 
     def _value(self, outputs, targets, answers):
+        if self._is_calibration:
+            return calibration_error(bands_of(answers))
         if self._is_own and self.takes == "counts":
             return self._function(counts_of(answers), **self._settings)
         if self._is_own and self.takes == "pairs":
@@ -331,8 +340,8 @@ class Metric:
             ways = {"counts": "counts", "pairs": by_class, "mean": "samples" if is_common else "means"}
             return ways.get(self.takes, "samples")
         name, settings, kind = getattr(self._function, "__name__", ""), self._settings, self._kind
-        if "sample_weight" in settings:
-            return "samples"
+        if self._is_calibration or "sample_weight" in settings:
+            return "bands" if self._is_calibration else "samples"
         if kind == "classes" and (not facts.num_columns or ("average" in settings and not self._is_of_samples)):
             return "counts"
         is_mean = name in MEANS and settings.get("normalize", True) is not False
@@ -436,6 +445,31 @@ def counts_of(answers):
     both = torch.cat([targets, classes])
     number = max(answers.num_classes, int(both.max()) + 1 if len(both) else 0)
     return torch.bincount(targets * number + classes, minlength=number**2).reshape(number, number)
+
+
+def bands_of(answers):
+    """[BANDS, 3] number of samples with a probability in each band, sums of these probabilities and of what is right.
+
+    Of two classes, the probability of the second one, and 1 for its samples; of more, that of the answer, and 1 if it
+    is right. A band contains its upper edge, as in scikit-learn's calibration_curve.
+    """
+    probabilities, targets = answers.probabilities(), answers.targets
+    right = targets > 0
+    if probabilities.dim() == 2 and not answers.is_binary:
+        probabilities, classes = probabilities.max(1)
+        right = classes == targets
+    shares, right = probabilities.flatten().numpy(), right.flatten().numpy()
+    bands = np.searchsorted(np.linspace(0, 1, BANDS + 1)[1:-1], shares)
+    return np.stack([np.bincount(bands, weights, BANDS) for weights in (None, shares, right)], axis=1)
+
+
+def calibration_error(bands):
+    """How far probabilities are from the shares of what is right, on average over samples: 0 is best.
+
+    `bands`: [BANDS, 3], see `bands_of`.
+    """
+    number, probabilities, right = np.asarray(bands, float).T
+    return float(np.abs(probabilities - right).sum() / number.sum())
 
 
 def _of_present(function, targets, found, average, settings):

@@ -10,7 +10,7 @@ import torch
 from fedmpi.comm.agreement import agree
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import Log
-from fedmpi.tasks.metrics import PADDING, Answers, Moments, crossing
+from fedmpi.tasks.metrics import BANDS, PADDING, Answers, Moments, bands_of, calibration_error, crossing
 
 log = Log(__name__)
 
@@ -101,6 +101,7 @@ class Measuring:
             UserError: on every rank.
         """
         own = [(outputs, targets, Answers(outputs, targets, **self.form)) for outputs, targets in parts if len(targets)]
+        own = [part for part in own if len(part[2].targets)]  # some may be padding only
         facts = Facts.agreed(link, [answers for *_, answers in own])
         found, ways = {}, self.ways(facts)
         for way in dict.fromkeys(ways.values()):
@@ -109,14 +110,14 @@ class Measuring:
         return {name: found[name] for name in self.metrics}
 
     def ways(self, facts):
-        """name of each metric -> in which way it is computed: counts, means, moments, bins or samples."""
+        """name of each metric -> in which way it is computed: counts, means, moments, bands, bins or samples."""
         return {name: metric.way(facts, self.scores, self.is_common) for name, metric in self.metrics.items()}
 
     def say(self, link, facts, given, reason, kind):
         """Say on rank 0 for which metrics outputs and targets of silos' samples cross. Collective on the link.
 
         Args:
-            facts: `Facts`. given: the setting `scores`, or None. reason: what asks for the metrics. kind: of samples.
+            facts: `Facts`. given: the setting `scores`. reason: what asks for the metrics. kind: of samples.
 
         Raises:
             UserError: if the user has asked for bins, and a metric needs samples.
@@ -181,6 +182,14 @@ class Measuring:
         targets, errors = squares.sum(1) + (number * (means - mean[:, None]) ** 2).sum(1)  # around the common mean
         moments = Moments(total, mean[1], targets, errors, largest)
         return {name: metric.of_moments(moments) for name, metric in metrics.items()}
+
+    def _by_bands(self, link, metrics, own, facts):
+        """Of the calibration: from numbers and sums in bands of probabilities. Collective on the link."""
+        first = next(iter(metrics.values()))
+        tables = agree(link, lambda: [first.guarded(answers, bands_of) for *_, answers in own])
+        own_table = np.sum([np.zeros((BANDS, 3)), *tables], axis=0)
+        table = link.allgather(own_table.ravel(), "metric sums").sum(0).reshape(BANDS, 3)
+        return dict.fromkeys(metrics, calibration_error(table))
 
     def _by_bins(self, link, metrics, own, facts):
         """Of metrics of the order of scores: from how many samples of each class are in each bin. Collective."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from fedmpi.data.common_words import check_equal_words
 from fedmpi.data.partitions.base import write_partition
 from fedmpi.data.samples import input_shape
 from fedmpi.data.source import HDF5Source, find_file, pool_normalisation
@@ -18,7 +19,7 @@ from fedmpi.ground.files.run_files import PARTITION
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import generator
 from fedmpi.tasks.custom import LoadedOwnTask, Task
-from fedmpi.tasks.files import check_equal_words, common_files, has_own_files, own_file, own_files_setting
+from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 
 
 def _accuracy(counts):
@@ -58,8 +59,9 @@ class Segmentation(Task):
     def predict(self, model, batch):
         return model(batch[0]).argmax(1), batch[1]
 
-    def crosses(self, is_personal):
-        return super().crosses(is_personal) | {"scales"} | ({"test counts"} if has_own_files(self) else set())
+    def crosses(self, is_personal, scores="auto"):
+        of_files = {"test counts", "blind words"} if has_own_files(self) else set()
+        return super().crosses(is_personal, scores) | {"scales"} | of_files
 
     def common_files(self, context):
         return common_files(self, context)

@@ -15,7 +15,7 @@ from fedmpi.ground.files.run_files import has_checkpoint, is_complete
 from fedmpi.ground.text import Log, say
 from fedmpi.runs import baselines
 from fedmpi.runs.record import HELD_OUT
-from fedmpi.training import loop
+from fedmpi.training import intervals, loop
 from fedmpi.training.early_stopping import Callbacks, selection_goal
 
 log = Log(__name__)
@@ -31,7 +31,7 @@ def train(config, link, callbacks=Callbacks(), began=None):  # noqa: B008  it is
 
 def _compare(outcome):
     """Make the further runs that are missing, print the table on rank 0, and return the file's content."""
-    job, given = outcome.job, outcome.job.config.algorithm.step_size
+    job, given, supports = outcome.job, outcome.job.config.algorithm.step_size, {}
     # What was compared with the run before it went on does not count.
     content = share(job.link, lambda: baselines.read(outcome.folder) if outcome.was_complete else {})
     if not content:
@@ -39,7 +39,7 @@ def _compare(outcome):
         metric = _metric(outcome)
         content = {"metric": metric, "tests": _tests(job.task, metric)[0], "names": job.task.client_names or []}
         content |= {"notes": [], "rows": [], "runs": {}}
-        _add(outcome, content, _key("federated", given), outcome)
+        supports[_key("federated", given)] = _add(outcome, content, _key("federated", given), outcome)
     config, best = job.config, {}
     sizes = config.studies.baselines_step_sizes or (given / 3, given, 3 * given)
     sizes = sorted({given, *sizes}) if config.data.holdout else [given]
@@ -47,9 +47,12 @@ def _compare(outcome):
         for size in sizes:
             if _key(method, size) not in content["runs"]:
                 settings = _settings(method, job, best and best["federated"]["folder"])
-                _make(outcome, content, size, _key(method, size), settings)
+                supports[_key(method, size)] = _make(outcome, content, size, _key(method, size), settings)
         made = [content["runs"][_key(method, size)] for size in sizes]
         best[method] = min(made, key=lambda trial: math.inf if math.isnan(trial["held_out"]) else trial["held_out"])
+    _find_intervals(
+        job, content, {method: _key(method, trial["step_size"]) for method, trial in best.items()}, supports
+    )
     rows = [{"method": method, **trial} for method, trial in best.items()]
     for row in rows:
         row["bytes"] = 0 if row["method"] in ("local", "tuned") else row.get("bytes")  # nothing leaves a silo
@@ -60,6 +63,23 @@ def _compare(outcome):
     if job.link.rank == 0:
         say(baselines.in_words(content))
     return content
+
+
+def _find_intervals(job, content, keys, supports):
+    """Add to the content how sure its means are; what an earlier part of the comparison has found stays. Collective.
+
+    Args:
+        keys: method -> the key of its run in the table. supports: key of a run -> what `_add` returned.
+    """
+    link, seed = job.link, job.config.data.seed
+    if link.survives:  # without `alltoallv`, which goes on with all ranks only
+        return
+    for key in keys.values():
+        content["runs"][key] |= intervals.of_mean(link, seed, supports.get(key))
+    both = [keys["federated"], keys.get("local")]
+    if content.get("gain", {}).get("of") != both:
+        found = intervals.of_difference(link, seed, *map(supports.get, both))
+        content["gain"] = {**found, "of": both} if found else {}
 
 
 def _check(outcome):
@@ -133,7 +153,7 @@ def _derived(outcome, size, key, settings):
 
 
 def _make(outcome, content, size, key, settings):
-    """Make a further run."""
+    """Make a further run; see `_add`, None if it diverges."""
     link = outcome.job.link
     config = _derived(outcome, size, key, settings)
     if link.rank == 0:
@@ -141,20 +161,27 @@ def _make(outcome, content, size, key, settings):
     link.traffic.restore(dataclasses.asdict(Traffic()))
     link.crossed.clear()
     try:
-        _add(outcome, content, key, loop.train(config, link))
+        return _add(outcome, content, key, loop.train(config, link))
     except Diverged as error:
         log.warning(f"{error}")
         content["runs"][key] = {"step_size": size, "held_out": math.nan, "diverged": str(error)}
+        return None
 
 
 def _add(outcome, content, key, made):
-    """Remember what a run measured: the `Trained` `made` of those that the run `outcome` is compared with."""
+    """Remember what a run measured: the `Trained` `made` of those that the run `outcome` is compared with.
+
+    Returns:
+        client -> `Support` of the metric of each client of this rank, or None if the task has none.
+    """
     metric, last = content["metric"], made.records[-1]
     held_out, sign = f"{HELD_OUT}loss", -1
     if held_out not in made.metrics:
         held_out, sign = selection_goal(made.job.task.goal, made.metrics)
     clients = [float(value) for value in made.metrics.clients[metric]]
     mean, worst = baselines.mean_and_worst(clients, metric)
+    supports = getattr(made.metrics, "supports", {}).get(metric)
+    supports = None if supports is None else dict(zip(made.job.context.clients, supports))
     content["runs"][key] = {
         "folder": str(made.folder),
         "step_size": made.job.config.algorithm.step_size,
@@ -167,6 +194,7 @@ def _add(outcome, content, key, made):
         **made.cross_site.get(metric, {"all_tests": mean} if made.job.config.studies.cross_site else {}),
     }
     _write(outcome, content)
+    return supports
 
 
 def _write(outcome, content):

@@ -82,8 +82,8 @@ class Evaluation:
             lost, rest = job.link.lost_clients(), iter(cases["values"])
             none = [0] * len(cases["classes"])
             cases["values"] = [none if k in lost else next(rest, none) for k in range(job.context.num_clients)]
-        tables = getattr(metrics, "tables", {})
-        return Metrics({name: float(value) for name, value in metrics.items()}, clients, tables, cases)
+        tables, supports = (getattr(metrics, name, {}) for name in ("tables", "supports"))
+        return Metrics({name: float(value) for name, value in metrics.items()}, clients, tables, cases, supports)
 
     def _may_go_on(self, metrics):
         """Whether faulty clients are left out, and the loss is finite on the data of another one."""

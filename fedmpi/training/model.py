@@ -22,7 +22,7 @@ from fedmpi.ground.text import Log
 from fedmpi.ground.version import __version__
 from fedmpi.models import find_model
 from fedmpi.oracles.architecture import unwrapped
-from fedmpi.oracles.autograd import Autograd
+from fedmpi.oracles.autograd_kind import Autograd
 from fedmpi.oracles.flat_module import FlatModule, check_whole, odd_kind
 from fedmpi.oracles.micro_batches import micro_batches
 from fedmpi.runs.model_files import check_savable

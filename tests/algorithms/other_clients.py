@@ -24,7 +24,12 @@ def samples(client):
     return inputs, inputs.sum(1, keepdim=True).sin() + client
 
 
-def fit(words, participants=None, row="x"):
+def uneven(client):
+    """Local steps of a client where they are not `STEPS` for both."""
+    return STEPS * (1 + client)
+
+
+def fit(words, participants=None, row="x", steps=STEPS):
     """x, or the server's own row c, after each round of `STEPS` local steps, each with all the client's data."""
     config = read_command_line([*words.split(), "--algorithm.step_size", str(LR)])
     weights = SAMPLES if config.data.weighting == "samples" else None
@@ -33,7 +38,7 @@ def fit(words, participants=None, row="x"):
         inputs, labels = samples(client)
         return 2 * inputs.T @ (inputs @ x - labels[:, 0]) / len(inputs)
 
-    trace = simulate(config.algorithm, gradient, np.zeros(4), 2, ROUNDS, STEPS, participants, weights=weights)
+    trace = simulate(config.algorithm, gradient, np.zeros(4), 2, ROUNDS, steps, participants, weights=weights)
     found = [record["rows"][row] for record in trace if record["step"] is None][1:]
     return np.array([rows[0] if row == "x" else rows for rows in found])
 
@@ -77,8 +82,13 @@ def nvflare_scaffold(participants=lambda r: [0, 1], c_too=False):
 
 
 class FedLabData:
+    """Each client's data as one batch, or, if `is_uneven`, twice in a pass of the second client."""
+
+    def __init__(self, is_uneven=False):
+        self.is_uneven = is_uneven
+
     def get_dataloader(self, client, batch_size):
-        return [samples(client)]
+        return [samples(client)] * (1 + client if self.is_uneven else 1)
 
 
 def fedlab(handler, trainer):
@@ -99,6 +109,30 @@ def fedlab_scaffold():
     trainer = scaffold.ScaffoldSerialClientTrainer(linear(), 2)
     handler.setup_optim(1.0)
     trainer.setup_dataset(FedLabData())
+    trainer.setup_optim(STEPS, None, LR)
+    trainer.criterion = torch.nn.MSELoss()
+    return fedlab(handler, trainer)
+
+
+def fedlab_feddyn():
+    feddyn = pytest.importorskip("fedlab.contrib.algorithm.feddyn")
+    handler, trainer = feddyn.FedDynServerHandler(linear(), ROUNDS, 1.0), feddyn.FedDynSerialClientTrainer(linear(), 2)
+    handler.num_clients = 2
+    handler.setup_optim(MU)
+    trainer.setup_dataset(FedLabData())
+    trainer.setup_optim(STEPS, None, LR, MU)
+    trainer.criterion = torch.nn.MSELoss()
+    return fedlab(handler, trainer)
+
+
+def fedlab_fednova():
+    fednova = pytest.importorskip("fedlab.contrib.algorithm.fednova")
+    handler, trainer = (
+        fednova.FedNovaServerHandler(linear(), ROUNDS, 1.0),
+        fednova.FedNovaSerialClientTrainer(linear(), 2),
+    )
+    handler.setup_optim("uniform")
+    trainer.setup_dataset(FedLabData(is_uneven=True))
     trainer.setup_optim(STEPS, None, LR)
     trainer.criterion = torch.nn.MSELoss()
     return fedlab(handler, trainer)
@@ -208,7 +242,7 @@ def fedlab_fedprox():
     return fedlab(fedprox.FedProxServerHandler(linear(), ROUNDS, 1.0), trainer)
 
 
-def fluke(client_class, server_class, weighted, **settings):
+def fluke(client_class, server_class, weighted, epochs=lambda client: STEPS, **settings):
     """As in fluke's loop."""
     from fluke.config import OptimizerConfigurator
     from fluke.data import FastDataLoader
@@ -217,7 +251,7 @@ def fluke(client_class, server_class, weighted, **settings):
     clients = [
         client_class(
             index=i, train_set=FastDataLoader(*samples(i), num_labels=1, batch_size=0), test_set=None,
-            optimizer_cfg=optimizer, loss_fn=torch.nn.MSELoss(), local_epochs=STEPS, **settings,
+            optimizer_cfg=optimizer, loss_fn=torch.nn.MSELoss(), local_epochs=epochs(i), **settings,
         )
         for i in range(2)
     ]  # fmt: skip
@@ -243,3 +277,15 @@ def fluke_fedprox():
     from fluke.server import Server
 
     return fluke(fedprox.FedProxClient, Server, True, mu=MU)
+
+
+def fluke_fedexp():
+    fedexp = pytest.importorskip("fluke.algorithms.fedexp")
+    from fluke.client import Client
+
+    return fluke(Client, fedexp.FedExPServer, False)
+
+
+def fluke_fednova():
+    fednova = pytest.importorskip("fluke.algorithms.fednova")
+    return fluke(fednova.FedNovaClient, fednova.FedNovaServer, False, epochs=uneven)

@@ -11,7 +11,7 @@ import other_clients
 import pytest
 import torch
 from helpers import ROOT
-from other_clients import ROUNDS, SAMPLES, fit, linear, weight
+from other_clients import ROUNDS, SAMPLES, fit, linear, uneven, weight
 
 import fedmpi.algorithms
 from fedmpi import simulate
@@ -221,6 +221,10 @@ THEIRS = {  # what the page names -> its x after each round, ours from the setti
     "SCAFFOLD": (other_clients.pfl_scaffold, fit),
     "SCAFFOLDServer(weighted=False)": (partial(other_clients.fluke_scaffold, False), fit),
     "SCAFFOLDServer": (partial(other_clients.fluke_scaffold, True), fit),
+    "FedNovaServerHandler": (other_clients.fedlab_fednova, partial(fit, steps=uneven)),
+    "FedDynServerHandler": (other_clients.fedlab_feddyn, fit),
+    "FedExPServer(weighted=False)": (other_clients.fluke_fedexp, fit),
+    "FedNovaServer(weighted=False)": (other_clients.fluke_fednova, partial(fit, steps=uneven)),
 }
 
 
@@ -243,7 +247,8 @@ def apart(mine, theirs):
 
 
 REMAINS = {"FedAVGMServer": lag, "PTScaffoldHelper": times_c, "SCAFFOLD": apart, "SCAFFOLDServer": apart}
-TOLERANCES = {"FedProx(mu=0.5)": 1e-6}  # moves in float32
+REMAINS |= {"FedDynServerHandler": apart, "FedNovaServer(weighted=False)": apart}
+TOLERANCES = {"FedProx(mu=0.5)": 1e-6, "FedExPServer(weighted=False)": 2e-3}  # moves, and their norms, in float32
 
 
 @pytest.mark.parametrize(("system", "there", "words", "remains"), OTHERS, ids=lambda value: value.split(" -")[0])

@@ -73,7 +73,6 @@ TWO_ROWS = {"exchanged": ("x", "g")}
         ({"exchanged_at_start": ("gg",)}, r"exchanged_at_start = \('gg',\): gg is not in exchanged \('x',\)"),
         ({"kinds": {"gg": "gradient"}}, r"Mine.kinds: gg is not in exchanged \('x',\)"),
         ({"serverstep": lambda self, server: None}, "serverstep is no method of Algorithm; did you mean 'server_step'"),
-        (),
         ({"momentum": setting(0.5, "β")}, "algorithm.momentum: class Mine is no dataclass: expected @dataclasses"),
         ({"step_size": setting(0.5, "η")}, "algorithm.step_size: class Mine is no dataclass"),
     ],

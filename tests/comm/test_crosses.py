@@ -17,6 +17,7 @@ VERBS = {"average", "combine", "add_integers", "exchange_slices", "allgather_vec
 VERBS |= {"allgatherv", "alltoallv", "broadcast", "allreduce", "allgather_lines"}
 # Kinds that a run may send by its settings, and does not always need: an error, a buffer, scattered samples.
 AS_NEEDED = {"errors", "checkpoints", "file digests", "model", "buffers", "samples", "left out"}
+AS_NEEDED |= {"metric sums", "outputs"}  # it depends on the metric
 PLAIN = ("digits", "silos with metrics", "silos in shared memory")
 
 
@@ -46,15 +47,12 @@ def test_every_message_is_of_a_kind_that_the_table_and_the_run_folder_have(tmp_p
     doors = found(2, tmp_path, *PLAIN)
     assert [*doors] == [*PLAIN]
     check(doors)
-    assert {"outputs", "labels", "scales", "names", "test counts"} <= {*doors["silos with metrics"]["seen"]}
+    assert {"metric sums", "labels", "scales", "names", "test counts"} <= {*doors["silos with metrics"]["seen"]}
     assert not {"outputs", "words", "samples", "slices"} & {*doors["silos in shared memory"]["seen"]}
     kinds = json.loads((tmp_path / "silos-with-metrics" / "crossed.json").read_text(encoding="utf-8"))
-    assert {name: kinds[name]["round"] for name in ("scales", "rows", "outputs")} == {
-        "scales": 0,
-        "rows": 0,
-        "outputs": 2,
-    }
-    assert kinds["outputs"]["carries"] == KINDS["outputs"].carries
+    sent_first = {name: kinds[name]["after_round"] for name in ("scales", "rows", "metric sums")}
+    assert sent_first == {"scales": 0, "rows": 0, "metric sums": 2}
+    assert kinds["rows"]["carries"] == KINDS["rows"].carries
 
 
 @pytest.mark.rarely
@@ -137,7 +135,8 @@ def test_a_kind_that_the_table_lacks_is_an_error():
     [
         ("", "samples class-counts rows", "labels outputs words slices own names"),
         ("--data silo_{client}.h5", "labels scales names test-counts", "samples outputs"),
-        ("--data silo_{client}.h5 --task.metrics f1", "outputs", "samples"),
+        ("--data silo_{client}.h5 --task.metrics f1", "metric-sums blind-words", "samples outputs"),
+        ("--data silo_{client}.h5 --task.metrics auroc --scores samples", "outputs", "samples"),
         ("--task language --data silo_{client}.h5", "words", "texts outputs class-counts"),
         ("--task auc", "outputs", "test-counts"),
         ("--aggregation centred_clipping", "slices norms", "rows"),
@@ -162,9 +161,9 @@ def test_the_doctor_prints_it(tmp_path):
     for as_json in ((), ("--json",)):
         command, variables = launch_words(1, *words, *as_json)
         job = execute(command, env=variables, cwd=tmp_path)
-        kinds = kinds_of(read_command_line(words[4:]))
+        kinds = kinds_of(read_command_line([*words[4:]]))
         assert job.returncode == 0 and job.stdout == describe_crossing(kinds, bool(as_json)) + "\n", job.stderr
-    assert json.loads(job.stdout)["outputs"]["what leaves a silo"] == KINDS["outputs"].carries
+    assert json.loads(job.stdout)["metric sums"]["what leaves a silo"] == KINDS["metric sums"].carries
 
 
 def test_the_page_has_the_table(request):

@@ -56,7 +56,7 @@ def test_defaults():
 RANGES = [
     *((name, [0, -1], [1]) for name in (
         "rounds", "local_steps", "batch_size", "first_batch_size", "clients", "eval_every", "evaluate_samples",
-        "patience", "checkpoint_every", "checkpoint_keep", "ranks", "check_replicas",
+        "patience", "checkpoint_every", "checkpoint_keep", "ranks", "check_replicas", "least",
     )),
     *((name, [0.0, -1.0], [1e-9]) for name in ("epochs", "local_epochs", "clip_norm", "timeout")),
     ("participation", [0.0, 1.0001], [1e-9, 1.0]), ("holdout", [-1e-9, 1.0], [0.0, 0.999]),
@@ -64,6 +64,7 @@ RANGES = [
     ("last_batch", ["lose"], ["keep", "merge", "drop"]), ("weighting", ["equal"], ["uniform", "samples"]),
     ("result", ["first"], ["last", "best", "uniform"]), ("evaluate", ["some"], ["subset", "full"]),
     ("dtype", ["float16"], ["float32", "float64"]), ("on_loss", ["wait"], ["end", "continue"]),
+    ("scores", ["bin"], ["auto", "bins", "samples"]),
 ]  # fmt: skip
 
 

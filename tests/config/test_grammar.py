@@ -153,7 +153,7 @@ def test_roles():
         "baselines", "baselines_step_sizes", "cross_site",
     }  # fmt: skip
     assert by_role["speed"] == {
-        "eval_every", "evaluate", "evaluate_samples",
+        "eval_every", "evaluate", "evaluate_samples", "scores",
         "device", "threads", "transport", "timeout", "on_loss", "check_replicas",
         "deterministic",
     }  # fmt: skip

@@ -1,7 +1,10 @@
 """A plan says who takes part, with which weight and for how long; what is wrong in it is said in one line."""
 
+import numpy as np
 import pytest
+import torch
 
+import fedmpi
 from fedmpi.federation import Plan
 from fedmpi.federation.participation import draw_participants, spread
 from fedmpi.ground.errors import UserError
@@ -73,3 +76,16 @@ def test_participants_are_drawn_without_replacement_and_by_round():
     assert drawn == [draw_participants(10, 0.5, 0, r) for r in range(50)]
     sizes = {(10, 0.05): 1, (10, 0.59): 5, (3, 0.7): 2, (100, 0.29): 29, (7, 1): 7}  # 0.29 * 100 is below 29
     assert {key: len(draw_participants(*key, seed=0, round_index=0)) for key in sizes} == sizes
+
+
+def test_weights_may_be_an_array():
+    lists, *others = (
+        fedmpi.simulate(
+            fedmpi.algorithms.FedAvg(), lambda client, x, sample: x - client, [9.0], rounds=2, weights=weights
+        )
+        for weights in ([1, 2, 5], np.array([1, 2, 5]), np.array([1.0, 2.0, 5.0], np.float32), torch.tensor([1, 2, 5]))
+    )
+    assert all(other[-1]["rows"]["x"][0, 0] == lists[-1]["rows"]["x"][0, 0] for other in others)
+    for wrong in (np.ones((3, 1)), np.ones(2), np.float64(1)):
+        with pytest.raises(UserError, match="^weights: "):
+            Plan(3, weights=wrong)

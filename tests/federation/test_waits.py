@@ -15,7 +15,7 @@ import fedmpi.federation.rounds
 from fedmpi.algorithms import Algorithm
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.losses import Losses
-from fedmpi.federation.rounds import Observer
+from fedmpi.federation.observer import Observer
 from fedmpi.ground.errors import Diverged
 from fedmpi.ground.registry import known
 from fedmpi.training.build import prepare

@@ -114,6 +114,7 @@ def table():
             "methods, b1 (b2 + 1) losses estimate one gradient. client: in a client's memory, with its gradients;",
             "server: the server's state, on every rank; keeps: those that stay with a client between rounds.",
             "(+n drawn): further ones for the one client that a round draws (gradients: not in its last step).",
+            "+ n numbers: averaged beside the vectors, 8 bytes each, in a message of their own.",
         ]
     )
 

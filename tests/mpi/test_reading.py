@@ -1,5 +1,6 @@
 """Ranks that share one file read it about once together, however the parts lie in it."""
 
+import math
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 from fedmpi.data.common_words import num_holders
+from fedmpi.data.hidden_sum import hidden_sum
 from fedmpi.data.partitions import IID, Even, Shared
 from fedmpi.data.shared_file import ClientRows
 from fedmpi.data.source import HDF5Source
@@ -182,6 +184,16 @@ def test_words_of_one_silo_stay_there_and_are_counted(link, clients_of_a_rank):
 def _number(word, number):
     """How many clients have a word of the test above."""
     return number if word == b"both" else 1 if word.endswith(b"alone") else int(word.removeprefix(b"until_")) + 1
+
+
+def test_sums_are_exact_and_hide_their_parts(link):
+    values = np.random.default_rng(link.rank).standard_normal(7) * 10.0 ** np.array([0, 3, -300, 300, 9, -9, 0])
+    everyone = link.allgather(values)
+    recorded = Recorded(link)
+    found = hidden_sum(recorded, values)
+    assert found.tolist() == [math.fsum(column) for column in everyone.T]
+    assert link.size == 1 or len(recorded.sent) > 2 * 7 * 288  # masks, and what is masked
+    assert hidden_sum(link, [-float(link.rank), 2**53]).tolist() == [-sum(range(link.size)), link.size * 2**53]
 
 
 @pytest.mark.parametrize("lists", [[[]], [[b"a"]]])

@@ -10,7 +10,7 @@ from torch.nn import functional
 import fedmpi
 from fedmpi.data.sampler import EpochSampler
 from fedmpi.federation.client import Client
-from fedmpi.oracles.autograd import Autograd
+from fedmpi.oracles.autograd_kind import Autograd
 from fedmpi.oracles.base import LocalObjective
 from fedmpi.oracles.flat_module import FlatModule
 from fedmpi.oracles.micro_batches import micro_batches

@@ -84,6 +84,36 @@ def test_a_checkpoint_that_one_rank_lacks_is_not_used(tmp_path):
 
 
 @needs_them
+def test_no_rank_continues_from_another_ones_checkpoint(tmp_path):
+    fine_tune(tmp_path, max_steps=10)
+    _, printed = fine_tune(tmp_path, resume=str(tmp_path / "checkpoint-10"), code=None)
+    assert f"rank 1 continues from a checkpoint of rank 0: expected one in {tmp_path}/rank-1" in printed
+
+
+@needs_them
+@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "whole"])
+def test_files_at_an_average_and_between_two_have_the_right_size_and_load(tmp_path, lora):
+    import torch
+    from fine_tunes import make_model
+    from safetensors.torch import load_file
+
+    given = {"lora": lora, "dropout": 0.1, "dtype": "float32", "checkpointing": None, "quantised": False}
+    fine_tune(tmp_path, save_strategy="no", max_steps=10, saves=[5, 7], lora=lora)
+    model = make_model(given)
+    whole = sum(p.nbytes for p in model.parameters())
+    for folder in (tmp_path / f"step-{step}-rank-{rank}" for step in (5, 7) for rank in (0, 1)):
+        values = load_file(folder / ("adapter_model.safetensors" if lora else "model.safetensors"))
+        assert sum(value.nbytes for value in values.values()) == (4096 if lora else whole)
+        model.load_state_dict(torch.load(folder / "state.pt"))
+        pickled = torch.load(folder / "model.pt", weights_only=False)
+        assert all(map(torch.equal, model.parameters(), pickled.parameters()))
+        for name in ("state.pt", "model.pt"):
+            assert whole < (folder / name).stat().st_size < 1.5 * whole + 50_000
+    first, second = (torch.load(tmp_path / f"step-5-rank-{rank}" / "state.pt") for rank in (0, 1))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@needs_them
 def test_the_best_model_is_the_same_on_all_ranks(tmp_path):
     given = {"eval_strategy": "steps", "eval_steps": 5, "load_best_model_at_end": True, "evaluates": True}
     (first, second), _ = fine_tune(tmp_path, metric_for_best_model="loss", greater_is_better=False, **given)
@@ -129,7 +159,7 @@ def test_a_quantised_base_is_left_as_it_is(tmp_path):
     [
         ({"federation": {"every": 0}}, "every = 0: expected a whole number > 0"),
         ({"federation": {"algorithm": "fafed", "step_size": 0.1}}, "step_size = 0.1: give learning_rate to Training"),
-        ({"federation": {"algorithm": "fafedd"}}, "did you mean fafed"),
+        ({"federation": {"algorithm": "fafedd"}}, "unknown algorithm 'fafedd'"),
         ({"resume": True}, "No valid checkpoint found"),
     ],
 )
@@ -150,6 +180,15 @@ def test_frozen_factors_stay_equal(tmp_path):
 def test_without_transformers_one_line_says_what_to_install():
     ended = execute([sys.executable, "-c", "import fedmpi.huggingface"], cwd=ROOT)
     assert "fedmpi.huggingface needs transformers: pip install 'fedmpi[huggingface]'" in ended.stderr
+
+
+@pytest.mark.parametrize("mpi", launchers())
+def test_ranks_that_look_alone_to_other_libraries_find_each_other(mpi):
+    ended = start(2, PROGRAMS / "hides.py", mpi=mpi)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["well", "well"]
+    ended = start(2, PROGRAMS / "hides.py", "ends", mpi=mpi)
+    assert ended.returncode and "rank 1" in ended.stderr
 
 
 def test_nothing_else_loads_these_libraries():

@@ -80,7 +80,7 @@ def test_parameters_that_are_frozen_later_do_not_decay():
         ({"seed": -1}, "seed = -1: expected a whole number >= 0"),
         ({"clip_norm": -1}, "clip_norm = -1: expected a number > 0"),
         ({"weight_decay": -1}, "weight_decay = -1: expected a number >= 0"),
-        ({"model": nn.Linear(1, 1).bfloat16()}, "torch.bfloat16 on cpu: expected all of them in float32 or float64"),
+        ({"model": nn.Linear(1, 1).to(torch.cfloat)}, "complex64 on cpu: expected all of them in float32 or float64"),
         ({"model": nn.ReLU()}, "has no trainable parameter"),
     ],
 )

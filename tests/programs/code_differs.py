@@ -69,7 +69,7 @@ class Split(Even):
         return super().split(*arguments)
 """
 ORACLE = """
-from fedmpi.oracles.autograd import Autograd
+from fedmpi.oracles.autograd_kind import Autograd
 class Careful(Autograd):
     def gradient(self, *arguments):
         return super().gradient(*arguments)

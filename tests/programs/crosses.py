@@ -225,12 +225,12 @@ def scattered():
 
 
 class Counting(torch.nn.Module):
-    """A model with a float64 buffer that changes, in float32."""
+    """A model with a buffer that float32 cannot sum."""
 
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 2)
-        self.register_buffer("seen", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("seen", torch.full((3,), 1e9))
 
     def forward(self, inputs):
         if self.training:

@@ -21,7 +21,8 @@ from peft import LoraConfig, get_peft_model
 
 OURS = {
     "federation": {"every": 5},  # arguments of the callback, or, with an algorithm, of the trainer
-    "resume": False,
+    "resume": False,  # or a path
+    "saves": [],  # steps after which all kinds of files are written
     "kill": None,  # [rank, step]
     "lora": True,
     "dtype": "float32",
@@ -43,6 +44,20 @@ class Killing(transformers.TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         if [RANK, state.global_step] == self.victim:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Saving(transformers.TrainerCallback):
+    """Writes the model in all ways after some steps."""
+
+    def __init__(self, folder, steps):
+        self.folder, self.steps = folder, steps
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if state.global_step in self.steps:
+            folder = self.folder / f"step-{state.global_step}-rank-{RANK}"
+            model.save_pretrained(folder)
+            torch.save(model.state_dict(), folder / "state.pt")
+            torch.save(model, folder / "model.pt")
 
 
 class Int8(torch.nn.Module):
@@ -99,7 +114,7 @@ def main():
     base = [p for p in model.parameters() if not p.requires_grad]
     before, size = digest(base), sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
     common = {"train_dataset": texts(RANK, 64), "eval_dataset": texts(RANK + 10, 16) if chosen["evaluates"] else None}
-    federation, others = chosen["federation"], [Killing(chosen["kill"])]
+    federation, others = chosen["federation"], [Killing(chosen["kill"]), Saving(folder, chosen["saves"])]
     if "algorithm" in federation:
         trainer = FederatedTrainer(model, args, federation=federation, callbacks=others, **common)
         callback = trainer.joining

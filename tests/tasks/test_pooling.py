@@ -9,7 +9,7 @@ import torch
 
 from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import UserError
-from fedmpi.tasks.metrics import Metric
+from fedmpi.tasks.metrics import CALIBRATION, Metric
 from fedmpi.tasks.pooling import ERROR, NUM_BINS, Measuring, binned
 
 sk = pytest.importorskip("sklearn.metrics")
@@ -73,6 +73,24 @@ def test_means_over_samples_are_those_of_all_samples(num_classes):
     assert got["loss"] == pytest.approx(right, abs=1e-12)
     brier = sk.brier_score_loss(targets.numpy(), shares[:, 1] if num_classes == 2 else shares)
     assert got["brier"] == pytest.approx(brier, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_calibration_is_scikit_learns_curve(num_classes):
+    from sklearn.calibration import calibration_curve
+
+    parts = silos(num_classes)
+    outputs, targets = joined(parts)
+    shares = outputs.softmax(1).numpy()
+    chosen, right = shares[:, 1], targets.numpy()
+    if num_classes > 2:
+        chosen, right = shares.max(1), (shares.argmax(1) == targets.numpy()).astype(int)
+    true, predicted = calibration_curve(right, chosen, n_bins=10)
+    number = np.bincount(np.searchsorted(np.linspace(0, 1, 11)[1:-1], chosen), minlength=10)
+    error = (number[number > 0] * np.abs(true - predicted)).sum() / len(right)
+    found = pooled(parts, {"c": CALIBRATION})["c"]
+    assert found == pytest.approx(error, abs=1e-12)
+    assert found == pytest.approx(Metric("c", CALIBRATION)(outputs, targets), abs=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 2])

@@ -85,7 +85,11 @@ def test_each_baseline_equals_a_run_by_hand_to_the_bit(silos, compared, tmp_path
 def test_the_table_says_what_a_silo_gains(compared):
     rows, words = rows_of(compared.baselines), str(compared.baselines).splitlines()
     gain = rows["federated"]["mean"] - rows["local"]["mean"]
-    assert f"the test accuracy of a silo on its own tests by {abs(gain):.4f} on average" in words[0]
+    found = compared.baselines.gain
+    assert found.mean == pytest.approx(gain) and found.low <= gain <= found.high and found.rows == 93
+    assert f"the test accuracy of a silo on its own tests by {abs(gain):.4f} on average (95 % interval " in words[0]
+    assert ("not clear with 93 test rows" in words[0]) == (abs(gain) <= found.deviation)
+    assert all(row["low"] < row["mean"] < row["high"] for row in rows.values())
     assert words[0].startswith(f"taking part {'improves' if gain > 0 else 'worsens'}") and "of 3 silos gain" in words[0]
     assert "Aachen" in words[1] and "all silos' tests" in words[1] and "test accuracy: own tests, mean" in words[1]
     assert any(line.startswith("  own tests: each silo's own test data") for line in words)

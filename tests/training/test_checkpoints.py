@@ -461,9 +461,16 @@ def test_checkpoints_by_time(tmp_path):
 
 
 def test_a_minute_between_checkpoints_has_60_seconds(tmp_path, monkeypatch):
-    clock = itertools.count(0, 25)  # it is looked at once a round
-    monkeypatch.setattr(fedmpi.runs.checkpoints.writer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    assert find_checkpoints(go(tmp_path, f"{TOY} --rounds 5 --checkpoint-keep 100 --checkpoint-minutes 1"))[-1] == 3
+    clock, usual = types.SimpleNamespace(seconds=0), Recorder.round
+
+    def after_25_seconds(*arguments):
+        clock.seconds += 25
+        usual(*arguments)
+
+    monkeypatch.setattr(Recorder, "round", after_25_seconds)
+    time = types.SimpleNamespace(monotonic=lambda: clock.seconds)
+    monkeypatch.setattr(fedmpi.runs.checkpoints.writer, "time", time)
+    assert find_checkpoints(go(tmp_path, f"{TOY} --rounds 5 --checkpoint-keep 100 --checkpoint-minutes 1"))[-1] == 4
 
 
 @pytest.fixture

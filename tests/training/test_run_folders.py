@@ -232,6 +232,7 @@ def test_two_jobs_of_one_name(tmp_path, number, capfd):
 FILES = (
     ".fedmpi", ".lock", "settings.yaml", "metrics.jsonl", "model.safetensors", "model.h5", "model.h5.part",
     "model.json", "clients.json", "data.json", "partition.h5", "diverged.txt", "kept.h5", "roc.csv", "attack.png",
+    "crossed.json",
     "models", "models/client_0.safetensors", "checkpoints/000004/server.safetensors",
     "checkpoints/000004/client-0001.safetensors",
     "checkpoints/000004/manifest.json",

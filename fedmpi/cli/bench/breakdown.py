@@ -32,11 +32,11 @@ def break_down(rounds, seconds):
     """
     clock = _Clock()
     federation = rounds.federation
-    algorithm, reports, aggregation = federation.algorithm, federation.reports, federation.aggregation
-    link = federation.link
+    algorithm, reports, store, link = federation.algorithm, federation.reports, federation.store, federation.link
+    aggregation = store.aggregation
     oracles = [client.oracle for client in federation.clients]
     federation.algorithm, federation.reports = _TimedAlgorithm(algorithm, clock), _Timed(reports, clock, REPORT_PARTS)
-    federation.aggregation = _Timed(aggregation, clock, AGGREGATION_PARTS)
+    store.aggregation = _Timed(aggregation, clock, AGGREGATION_PARTS)
     for client, oracle in zip(federation.clients, oracles):
         client.oracle = _Timed(oracle, clock, ORACLE_PARTS)
     try:
@@ -47,7 +47,7 @@ def break_down(rounds, seconds):
         for _ in range(number - 1):
             clock.round(rounds.run)
     finally:
-        federation.algorithm, federation.reports, federation.aggregation = algorithm, reports, aggregation
+        federation.algorithm, federation.reports, store.aggregation = algorithm, reports, aggregation
         for client, oracle in zip(federation.clients, oracles):
             client.oracle = oracle
     parts = {part: spent / number for part, spent in clock.seconds.items()}

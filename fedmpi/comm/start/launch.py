@@ -1,4 +1,4 @@
-"""Whether the processes of a job found each other, and who else may see that."""
+"""Whether the processes of a job found each other, and what other libraries learn of it."""
 
 import os
 import time

@@ -91,7 +91,7 @@ def check_files(run_folder: pathlib.Path) -> None:
         UserError: if one is something else, or cannot be looked at.
     """
     for name in FILES:
-        check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES, CROSSED))
+        check_regular(run_folder / name, is_changed=name in (RECORDS, LOCK, DATA_FILES))
         check_regular(run_folder / f"{name}.part", is_changed=True)
     if not read_mark(run_folder, "run"):
         if os.path.lexists(run_folder / MARK):

@@ -51,8 +51,6 @@ def add_parser(commands):
     parser.add_argument("--test-share", type=float, metavar="SHARE", default=share, help=text)
     text = f"seed of the random choice of that test set; default: {seed}"
     parser.add_argument("--seed", type=int, metavar="N", default=seed, help=text)
-    text = "classes of all silos, in the order of their labels, separated by commas; default: those of the data"
-    parser.add_argument("--classes", metavar="A,B,C", type=_names, default=(), help=text)
     parser.add_argument("--silo", metavar="NAME", help="name of the silo whose data these are; results show it")
     parser.add_argument("--size", type=int, metavar="N", help="images: resize them to N x N pixels")
     parser.add_argument("--mode", help="images: convert them to this mode of pillow, like L, RGB or RGBA")
@@ -60,13 +58,25 @@ def add_parser(commands):
     parser.add_argument("--masks", metavar="FOLDER", type=pathlib.Path, help=text)
     text = "arrays: letters of their axes, like nchw or nhwc, with c for channels and d for depth"
     parser.add_argument("--layout", metavar="AXES", help=text)
-    text = "GiB that a file may unpack to; default: 100 times its size, and at least 1 (for all programs: the variable "
-    parser.add_argument("--max-unpacked", metavar="GIB", type=float, help=f"{text}{VARIABLE})")
     text = "images: read those outside of the folder, where symbolic links lead to"
     parser.add_argument("--follow-links", action="store_true", help=text)
+    tables = add_reading(parser)
+    tables.add_argument("--test-from", metavar="PATH", type=pathlib.Path, help="table of the test set")
+    text = (
+        "JSON file of medians, means, categories, classes and aliases (no rows), written if it does not exist; with "
+        "the same file, the tables of all silos get the same features"
+    )
+    tables.add_argument("--columns", metavar="FILE", help=text)
+
+
+def add_reading(parser):
+    """Add the options that say how a table is read; returns their group."""
+    text = "classes of all silos, in the order of their labels, separated by commas; default: those of the data"
+    parser.add_argument("--classes", metavar="A,B,C", type=_names, default=(), help=text)
+    text = "GiB that a file may unpack to; default: 100 times its size, and at least 1 (for all programs: the variable "
+    parser.add_argument("--max-unpacked", metavar="GIB", type=float, help=f"{text}{VARIABLE})")
     tables = parser.add_argument_group("tables")
     tables.add_argument("--label", metavar="COLUMN", help="column that contains the label; default: the last")
-    tables.add_argument("--test-from", metavar="PATH", type=pathlib.Path, help="table of the test set")
     text = (
         "what happens to empty fields: refuse (default), median (filled with the column's median), or "
         "category (the same, and a further feature of every column of numbers says where they were)"
@@ -77,30 +87,31 @@ def add_parser(commands):
         tables.add_argument(f"--{name}", action="append", default=[], metavar="COLUMN", help=text)
     text = "rows with one value of this column, like those of a patient, are never divided; it is not learned from"
     tables.add_argument("--group", metavar="COLUMN", help=text)
-    text = (
-        "JSON file of medians, means, categories, classes and aliases (no rows), written if it does not exist; with "
-        "the same file, the tables of all silos get the same features"
-    )
-    tables.add_argument("--columns", metavar="FILE", help=text)
     for name, (mark, kind, text) in READING.items():
         how = {"choices": kind} if isinstance(kind, tuple) else {}
         if isinstance(kind, list):
             how, text = {"action": "append", "default": [], "type": kind[0]}, f"{text}; may be repeated"
             how |= {"action": "extend", "nargs": "+"} if kind == [int] else {}
         tables.add_argument(f"--{name}", metavar=mark, help=text, **how)
+    return tables
 
 
 def _names(text):
     return [*map(str.strip, text.split(","))]
 
 
-def run(options):
+def reader_options(options):
+    """The `ReaderOptions` of a program's options."""
     given = vars(options)
     reading = {name.replace("-", "_"): given[name.replace("-", "_")] for name in READING}
     reading["dates"], reading["units"] = reading.pop("date"), reading.pop("unit")
     reading = {key: tuple(value) if isinstance(value, list) else value for key, value in reading.items() if value}
     names = {field.name for field in dataclasses.fields(ReaderOptions)} - {"reading"}
-    reader = ReaderOptions(**{name: given[name] for name in names}, reading=Reading(**reading))
+    return ReaderOptions(**{name: given[name] for name in names & {*given}}, reading=Reading(**reading))
+
+
+def run(options):
     folder, origin = pathlib.Path(options.data_dir), options.origin and pathlib.Path(options.origin)
+    reader = reader_options(options)
     path = prepare(options.name, folder, reader, origin, options.mirror, options.force)
     show_account(path, options.json)

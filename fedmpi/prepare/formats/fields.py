@@ -1,6 +1,8 @@
 """Fields of a table's column as numbers, days, truth values or words, and what to do about those that are none."""
 
 import collections
+import contextlib
+import contextvars
 import dataclasses
 import re
 import shlex
@@ -24,9 +26,24 @@ AS_NUMBER = "is a number; if it is a code: --one-hot, --id or --drop"
 NEGLIGIBLE = 1e-4  # standard deviations by which a number may change in float32
 
 
+_keeps_all = contextvars.ContextVar("keeps_all", default=False)
+
+
+@contextlib.contextmanager
+def all_digits():
+    """A context in which numbers of a table stay float64."""
+    before = _keeps_all.set(True)
+    try:
+        yield
+    finally:
+        _keeps_all.reset(before)
+
+
 def compact(values):
-    """[n] numbers as float32, or as float64 if float32 would change them."""
+    """[n] numbers as float32, or as float64 if float32 would change them, or in a context of `all_digits`."""
     exact = np.asarray(values, np.float64)
+    if _keeps_all.get():
+        return exact
     with np.errstate(over="ignore", invalid="ignore"):
         small = exact.astype(np.float32)
         lost = np.fmax.reduce(np.abs(small - exact), initial=0)

@@ -1,11 +1,13 @@
 """The kinds of messages that have crossed, in a run's folder."""
 
+import contextlib
 import json
 import pathlib
 import weakref
 from typing import Any
 
 from fedmpi.comm.crosses import KINDS
+from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.files.run_files import CROSSED
 from fedmpi.runs.loop.part import OwnPart
 from fedmpi.runs.loop.run import Run
@@ -14,7 +16,7 @@ from fedmpi.runs.loop.run import Run
 class Crossing(OwnPart):
     """Writes which kinds of messages have crossed, as soon as one does, with what it carries.
 
-    "round" is that in which the first was sent, also by an earlier start of the run; 0: before round 1.
+    "after_round" is after how many rounds the first of a kind was sent, also by an earlier start of the run.
     """
 
     def begin(self, run: Run) -> None:
@@ -33,21 +35,26 @@ class Crossing(OwnPart):
         recorder = run.recorder()
         if recorder is None:
             return
-        self._rounds = self._rounds or {name: kind["round"] for name, kind in read_crossed(recorder.folder).items()}
+        self._rounds = self._rounds or _read(recorder.folder)
         self._rounds = dict.fromkeys(run.link.crossed, run.federation.round_index) | self._rounds
         kinds = {
-            name: {"round": self._rounds[name], "carries": kind.carries, "to": kind.to}
+            name: {"after_round": self._rounds[name], "carries": kind.carries, "to": kind.to}
             for name, kind in KINDS.items()
             if name in self._rounds
         }
-        text = json.dumps(kinds, indent=1, ensure_ascii=False) + "\n"
-        recorder.write(lambda folder: (folder / CROSSED).write_text(text, encoding="utf-8"))
+        recorder.write(lambda folder: _write(folder, kinds))
 
 
-def read_crossed(folder: pathlib.Path) -> dict[str, Any]:
-    """What the file in a run folder contains, name of a kind -> its facts; {} if there is none that can be read."""
+def _write(folder: pathlib.Path, kinds: dict[str, Any]) -> None:
+    # Of a full disk, what the run itself writes there tells.
+    with contextlib.suppress(OSError), replacing(folder / CROSSED) as part:
+        part.write_text(json.dumps(kinds, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read(folder: pathlib.Path) -> dict[str, int]:
+    """Name of a kind -> after how many rounds it was sent first, of the file in a folder; {} if none can be read."""
     try:
         found = json.loads((folder / CROSSED).read_text(encoding="utf-8"))
-        return {name: {**kind, "round": int(kind["round"])} for name, kind in found.items()}
+        return {name: int(kind["after_round"]) for name, kind in found.items()}
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return {}

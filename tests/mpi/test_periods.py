@@ -1,0 +1,100 @@
+"""Rows that skip rounds: every layout of clients on ranks learns the same, is equal on all ranks, and goes on."""
+
+import functools
+
+import pytest
+import torch
+from test_ranks import DIM, gradient
+
+from fedmpi.aggregation.codecs.half import Half
+from fedmpi.aggregation.codecs.random_k import RandomK
+from fedmpi.aggregation.mean import Mean
+from fedmpi.aggregation.reproducible import Reproducible
+from fedmpi.aggregation.robust import CentredClipping
+from fedmpi.aggregation.sending import Sending
+from fedmpi.aggregation.stages.norm_bound import NormBound
+from fedmpi.algorithms import DESLOC, FAFED, FAFEDCode, FedLAMB, LocalAMSGrad
+from fedmpi.comm.job.replicas import check_replicas
+from fedmpi.comm.solo import SoloLink
+from fedmpi.federation.client_state import SKIPPED
+from fedmpi.federation.participation import Plan, spread
+from fedmpi.federation.rounds import Federation
+from fedmpi.federation.variables import Variables
+from fedmpi.oracles import FunctionOracle
+from fedmpi.oracles.flat_module import BufferPart
+
+pytestmark = pytest.mark.mpi
+
+N, ROUNDS = 4, 7
+ALGORITHMS = [
+    DESLOC(step_size=0.05, epsilon=0.1, m_every=2, v_every=3),
+    FAFED(step_size=0.05, epsilon=0.1, v_every=2),
+    FAFEDCode(step_size=0.05, epsilon=0.1, m_every=3, v_every=2),
+    LocalAMSGrad(step_size=0.05, v_every=3),
+    LocalAMSGrad(step_size=0.05, v_every=2, refresh="after"),
+    FedLAMB(step_size=0.05, epsilon=0.1, v_every=2),
+]
+SENDINGS = [
+    Sending(Mean()),
+    Sending(Reproducible()),
+    Sending(stages=[NormBound(bound=0.5)]),
+    Sending(CentredClipping(radius=0.5)),
+    Sending(codec=Half()),
+    Sending(codec=RandomK(fraction=0.5)),
+]
+
+
+class Counting(FunctionOracle):
+    """Every gradient moves a buffer."""
+
+    def gradient(self, z, xi):
+        self.client.buffers += 1 + self.client.index
+        return super().gradient(z, xi)
+
+
+def make(link, algorithm, sending, participants):
+    mine = spread(N, link.size)[link.rank]
+    plan = Plan(N, 2, participants, seed=3, weights=None)
+    x0 = torch.linspace(-1, 1, DIM, dtype=torch.float64)
+    parts = [BufferPart("mean", 0, 2, torch.float64)]
+    variables = Variables(x0, torch.zeros(2, dtype=torch.float64), buffer_parts=parts)
+    oracle = functools.partial(Counting, gradient)
+    return Federation(algorithm, link, dict.fromkeys(mine, oracle), plan, variables, sending, poison=True)
+
+
+def rows_of(federation):
+    """Name -> row: the server's, the buffers, and those that clients have for themselves now."""
+    store = federation.store
+    found = {**store.averaged_rows(), **store.server_rows(), "buffers": store.buffers}
+    for client in federation.clients:
+        found |= {f"{client.index}/{name}": client.kept[SKIPPED][name] for name in client.skipped}
+        found |= {f"{client.index}/{name}": client.rows[name] for name in client.own}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sending"),
+    [*((algorithm, SENDINGS[0]) for algorithm in ALGORITHMS), *((ALGORITHMS[2], sending) for sending in SENDINGS[1:])],
+)
+def test_all_layouts_learn_the_same(link, algorithm, sending):
+    def participants(round_index):
+        return [c for c in range(N) if (c + round_index) % 3]
+
+    whole, ours = (make(each, algorithm, sending, participants) for each in (SoloLink(), link))
+    whole.start()
+    ours.start()
+    for number in range(ROUNDS):
+        whole.run_round()
+        ours.run_round()
+        check_replicas(ours)
+        expected, found = rows_of(whole), rows_of(ours)
+        assert set(found) <= set(expected)
+        for name, row in found.items():
+            exact = type(sending.aggregation) is Reproducible
+            tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-9, "atol": 1e-11}
+            if not isinstance(sending.codec, Half):  # whose roundings may fall on the other side
+                torch.testing.assert_close(row, expected[name], **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        if number % 3 == 1:  # goes on as another federation
+            state = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in ours.state().items()}
+            ours = make(link, algorithm, sending, participants)
+            ours.restore(state)
