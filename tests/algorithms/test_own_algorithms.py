@@ -88,6 +88,11 @@ def test_methods_of_a_class_may_have_names_of_their_own():
     assert simulate(type("Mine", (FedAvg,), given)(), gradient, [1.0])
 
 
+def test_rows_that_skip_rounds_may_be_exchanged_after_those_behind_them():
+    assert [e.rows for e in FAFED(v_every=2).exchanges()] == [("m", "x"), ("v",)]
+    assert simulate(FAFED(v_every=2), gradient, [1.0])
+
+
 def test_eta_needs_a_step_size():
     with pytest.raises(
         UserError, match="algorithm Sizeless: it has no step size, .* step_size: float = fedmpi.setting"
