@@ -195,7 +195,7 @@ def test_commands_are_in_blocks_that_are_run_or_say_why_not(name):
 
 def test_simulate_prints_what_the_page_shows(tmp_path):
     page = PAGES["algorithms"].read_text(encoding="utf-8")
-    program = block("python", "fedmpi.simulate(", page)
+    program = block("python", "fedmpi.simulate(algorithm", page)
     assert run_page(f"```python\n{program}```\n", tmp_path)[program] in page
     assert len(block("python", "# myalgorithm.py", page).splitlines()) < 30
 

@@ -112,6 +112,7 @@ class Exchange:
         numbers: how many numbers are averaged too, by the same weights, in float64; or a function of q, the largest
             number of local steps of a client in a round. They pass no stage and no codec.
 
+    >>> import fedmpi
     >>> fedmpi.Exchange(("x",), then=lambda server: server.x.mul_(0.5)).alone
     False
     """
