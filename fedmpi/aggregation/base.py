@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -48,14 +48,15 @@ class Aggregation(Slicing):
         start: [n] with `needs_start`, what the round began with: a copy of the rows of the current region, 0 for
             differences, and of the buffers. Where no client has changed a buffer, rows have the same values.
         codec: the `Codec` in which rows travel, or None; with it, there is `start`, too.
+        exponents, terms, sums: see `scale`.
     """
 
     # False: the rows of a client are in memory that no other process of the node can read.
     exposes_rows: ClassVar[bool] = True
     # Whether it is the weighted mean: buffers of a wider type than the rows are then averaged beside them.
     is_mean: ClassVar[bool] = False
-    # Whether the bits of an average depend only on the clients' rows, and not on the ranks that hold them.
-    is_reproducible: ClassVar[bool] = False
+    # Whether it has to know before `average` how large values are: the federation then calls `scale`.
+    needs_exponents: ClassVar[bool] = False
     # Whether averages of finite rows are finite; otherwise the federation looks for values that are not.
     keeps_finite: ClassVar[bool] = False
     # Whether it reads `start`.
@@ -135,6 +136,17 @@ class Aggregation(Slicing):
         """
         # Alone on its rank, a client works in the block, where the rows stay.
         self.kept[client] = region if len(self.clients) == 1 else region.clone()
+
+    def scale(self, exponents: Sequence[int], terms: Sequence[tuple[list[float], int]]) -> None:
+        """With `needs_exponents`, before `average`: how large values are. The same on every rank, but for terms.
+
+        Args:
+            exponents: E of each row of the exchange, and of the float buffers behind them: a multiple of 8, and
+                |weight · value| < 2^E of all clients.
+            terms: [(this rank's terms of a number, their E)]; `average` puts the sums over all ranks into `sums`.
+        """
+        self.exponents, self.terms = exponents, terms
+        self.sums: Sequence[float] = ()
 
     def spoil(self, out: torch.Tensor) -> None:
         """Before `average`: what it does not fill is then found, as far as its memory is not that of a region."""

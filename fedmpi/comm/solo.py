@@ -8,7 +8,6 @@ import numpy.typing as npt
 import torch
 
 from fedmpi.comm.link import Link
-from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
 from fedmpi.comm.vectors import Reduce, Slices
 from fedmpi.ground.machine.cores import count_at_a_time, usable_cores
@@ -27,10 +26,6 @@ class SoloLink(Link):
     def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:
         self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
-
-    def combine(self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
-        self.traffic.add(out.numel() * out.element_size())
-        combine_alone(vectors, partials, divisor, out)
 
     def add_integers(self, block: torch.Tensor) -> None:
         self.traffic.add(block.nbytes)
@@ -64,14 +59,6 @@ class SoloLink(Link):
 
     def close(self) -> None:
         """Nothing was opened."""
-
-
-def combine_alone(vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
-    """`Link.combine` on the only rank, which has all partial sums."""
-    sums = {name: vectors[slot] for name, (_, slot) in partials.holders.items()}
-    for a, b in partials.steps:
-        sums[a].add_(sums[b])
-    divide(sums[partials.root], divisor, out)
 
 
 def divide(block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:

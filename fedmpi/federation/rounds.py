@@ -18,7 +18,7 @@ from fedmpi.comm.ranks import RanksLost
 from fedmpi.federation.average_check import check_average
 from fedmpi.federation.changed_buffers import check_seen
 from fedmpi.federation.client import Client, named_in_errors
-from fedmpi.federation.losses import FAILED, Losses, Reports
+from fedmpi.federation.losses import FAILED, NUM_TERMS, Losses, Reports, terms_of
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.parts import MakeOracle, Parts
 from fedmpi.federation.passage import Passage
@@ -93,8 +93,8 @@ class Federation(Parts):
         poison: bool = False,
     ) -> None:
         super().__init__(algorithm, link, oracles, plan, variables, sending, poison)
-        most = int(link.allgather([len(oracles)]).max()) if self.aggregation.is_reproducible else 0
-        self.reports = Reports(link, most, self.store.tail.sent)
+        num_exponents = len(self.store.layout.rows) + 1 + NUM_TERMS if self.aggregation.needs_exponents else 0
+        self.reports = Reports(link, self.store.tail.sent, num_exponents)
         self.observer = observer or Observer()
         self.requests = 0
         self._request: Callable[[], int] = int
@@ -170,6 +170,8 @@ class Federation(Parts):
         except UserError as error:  # on every rank
             raise agreed_error(self.link, f"{current}: {error}" if self.link.rank == 0 else None) from None
         self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
+        if self.aggregation.needs_exponents:
+            self._losses.measure(weights, len(exchange.rows), store.tail.sent.is_wide)
         return [client for client in self.clients if client.index in weights]
 
     def work(self, client: Client) -> None:
@@ -233,8 +235,8 @@ class Federation(Parts):
         self._losses.collect()
         began, gradients = time.perf_counter(), sum(client.num_gradients for client in self.clients)
         self.seconds["local"] += began - self._began
-        report = self.reports.exchange(self._losses, gradients - self.num_reported, self._request(), self.round_index)
-        self.num_reported = gradients
+        unreported, self.num_reported = gradients - self.num_reported, gradients
+        report = self.reports.exchange(self._losses, unreported, self._request(), self.round_index)
         self._check_lost()
         self.num_gradients += report.num_gradients
         self.requests |= report.requests
@@ -248,14 +250,22 @@ class Federation(Parts):
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
         out = self.store.region_of(self.store.block)
+        if self.aggregation.needs_exponents:
+            terms = zip(terms_of(self._losses, unreported), report.exponents[-NUM_TERMS:], strict=True)
+            self.aggregation.scale(report.exponents[: len(rows) + 1], list(terms))
         self.aggregation.spoil(out)
         self.aggregation.average(out)
         tail.average(self.store.block, self.aggregation)
-        self._check_lost()
+        if self.aggregation.exposes_rows:  # a sum that hides rows is never made again without some of them
+            self._check_lost()
         check_average(self, rows)
         self.seconds["communication"] += time.perf_counter() - began
         self.use_averages(self.exchange.then, self.aggregation.weights)
-        return report.mean
+        if not self.aggregation.needs_exponents:
+            return report.mean
+        total, number, of_all = self.aggregation.sums
+        self.num_gradients += int(of_all)
+        return total / number if number else math.nan
 
     def end_round(self, losses: list[tuple[Exchange, float]]) -> float:
         """End a round with [(`Exchange`, its loss)], and return the round's loss: see `run_round`."""

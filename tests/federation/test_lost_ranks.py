@@ -47,8 +47,8 @@ class Losing(SoloLink):
     def average(self, block, divisor, out):
         self._sum(super().average, [block], block, divisor, out)
 
-    def combine(self, vectors, partials, divisor, out):
-        self._sum(super().combine, vectors, vectors, partials, divisor, out)
+    def add_integers(self, block):
+        self._sum(super().add_integers, [block], block)
 
     def _sum(self, summed, spoiled, *arguments):
         if self.loses():
