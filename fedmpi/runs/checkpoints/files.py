@@ -103,7 +103,7 @@ def write_state(path, state):
     text += b" " * (-len(text) % 8)
     size, checksum = 8 + len(text) + size, 0
     remove(path.parent, [path.name])  # what a killed process left, or another name of a file in a backup
-    with open(path, "xb") as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with open(path, "xb", opener=_for_one_user) as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
         _reserve(file.fileno(), size)
         for piece in pieces(len(text).to_bytes(8, "little") + text, tensors.values()):
             computed = pool.submit(zlib.crc32, piece, checksum)
@@ -112,6 +112,11 @@ def write_state(path, state):
         file.flush()
         os.fsync(file.fileno())
     return size, checksum
+
+
+def _for_one_user(path, flags):
+    """Open a file that only this user can read: it may contain a silo's rows."""
+    return os.open(path, flags, 0o600)
 
 
 def _name(dtype):
