@@ -28,7 +28,25 @@ class _Aligned(Algorithm):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAdamW(_Aligned):
+class _AlignedAdam(_Aligned):
+    """The common part of those that take Adam's steps with an averaged second moment."""
+
+    momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
+    second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, below=1)
+    epsilon: float = setting(1e-8, "ε, added to the root of the second moment", above=0)
+
+    exchanged = ("x", "v")
+    kinds = {"v": "square"}
+    scratch = ("m",)
+    downlink = ("x", "v", "direction")
+
+    def download(self, client: Client, server: Server) -> None:
+        """m = 0; v is the average."""
+        client.m.zero_()
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAdamW(_AlignedAdam):
     """AdamW's steps on every client, with the averaged second moment and a pull along the server's last move.
 
     Source: Liu, Shang, Zhu, Liu, Liu, Liu, "FedAdamW: A Communication-Efficient Optimizer with Convergence and
@@ -46,9 +64,6 @@ class FedAdamW(_Aligned):
     averaged, in the first round of each of its workers, which is not done here.
     """
 
-    momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
-    second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, below=1)
-    epsilon: float = setting(1e-8, "ε, added to the root of the second moment", above=0)
     alignment: float = setting(0.5, "α, weight of the server's last direction in a local step", least=0)
     decay: float = setting(0.01, "λ, weight decay beside the adaptive step", least=0)
     form: str = setting(
@@ -57,15 +72,6 @@ class FedAdamW(_Aligned):
         "code: v value by value, and m by 1-β1^t, t the step of the run",
         among=("paper", "code"),
     )
-
-    exchanged = ("x", "v")
-    kinds = {"v": "square"}
-    scratch = ("m",)
-    downlink = ("x", "v", "direction")
-
-    def download(self, client: Client, server: Server) -> None:
-        """m = 0; v is the average."""
-        client.m.zero_()
 
     def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x <- x - η (m̂ / (√v̂ + ε) + α Δ + λ x)."""
@@ -84,7 +90,7 @@ class FedAdamW(_Aligned):
 
 
 @dataclasses.dataclass(frozen=True)
-class FedLADA(_Aligned):
+class FedLADA(_AlignedAdam):
     """Adam's steps on every client with the averaged second moment, amended by the server's last move.
 
     Source: Sun, Shen, Sun, Ding, Tao, "Efficient Federated Learning via Local Adaptive Amended Optimizer with Linear
@@ -97,21 +103,9 @@ class FedLADA(_Aligned):
     to the gradient (the run's setting weight_decay) and clips it to a norm of 10 (clip_norm).
     """
 
-    momentum: float = setting(0.9, "β1, weight of the old direction", least=0, below=1)
-    second_moment_decay: float = setting(0.999, "β2, weight of the old second moment", least=0, below=1)
-    epsilon: float = setting(1e-8, "ε, added to the root of the second moment", above=0)
     alignment: float = setting(
         0.9, "γ, weight of the server's last direction; the client's own has 1-γ", least=0, most=1
     )
-
-    exchanged = ("x", "v")
-    kinds = {"v": "square"}
-    scratch = ("m",)
-    downlink = ("x", "v", "direction")
-
-    def download(self, client: Client, server: Server) -> None:
-        """m = 0; v is the average."""
-        client.m.zero_()
 
     def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """x <- x - η ((1-γ) m / (√v + ε) + γ Δ)."""
