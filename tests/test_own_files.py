@@ -1,6 +1,7 @@
 """Which files are fedmpi's own: marks, removing, renaming, replacing; and a reason for each other place that writes."""
 
 import ast
+import fcntl
 import multiprocessing
 import os
 import pathlib
@@ -166,6 +167,20 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
         (tmp_path / "it" / name).touch()
     remove_parts(tmp_path / "it")
     assert {path.name for path in (tmp_path / "it").iterdir()} == {MARK, ".fedmpi.mine", ".1.json"}
+
+
+def test_a_folder_that_gets_its_name_while_another_process_looks_keeps_its_mark(tmp_path, monkeypatch):
+    def rename_first(held, how, flock=fcntl.flock):
+        if (unnamed := tmp_path / f".{'a' * 16}.new").exists():
+            unnamed.rename(tmp_path / "it")
+        flock(held, how)
+
+    unnamed = tmp_path / f".{'a' * 16}.new"
+    unnamed.mkdir()
+    identity = write_mark(unnamed, "run")
+    monkeypatch.setattr(fcntl, "flock", rename_first)
+    make_folder(tmp_path / "other", "run")
+    assert read_mark(tmp_path / "it")["identity"] == identity
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fedmpi.aggregation.layout import Moment
 from fedmpi.aggregation.stages.base import Sent, Stage
 from fedmpi.aggregation.words import of_length
 from fedmpi.comm.vectors import Slices
-from fedmpi.ground.errors import UserError
+from fedmpi.ground.errors import AgreedUserError, UserError
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -52,12 +52,27 @@ class MeanOfWords(Aggregation):
             of_length(min(len(words[0]), self.layout.dim), of_row, f"{self.called}: encode returned", region.dtype)
         return torch.cat([*words, region[self._end :]])
 
+    def _check_equal(self, number: int) -> None:
+        """Check that all ranks have as many words. Collective.
+
+        Raises:
+            AgreedUserError: on all ranks, if they have not.
+        """
+        first, *others = self.link.allgather([number], "machinery")[:, 0].astype(int).tolist()
+        if other := next((other for other in others if other != first), None):
+            raise AgreedUserError(
+                f"{self.called}: encode returned {other} words on one rank, and {first} on another: expected as many "
+                "of each client, since their words are added",
+                self.link.rank == 0,
+            )
+
     def average(self, out: torch.Tensor) -> None:
         assert self.codec is not None
         if not len(self._total):  # none of this rank's clients takes part
             words = self._written(self.start)
             self._total = self.block[self.moment.region][: len(words)].zero_()
         total = self._total
+        self._check_equal(len(total) - (len(out) - self._end))
         self.link.average(total, sum(self.weights.values()), total, "rows")
         num_words = len(total) - (len(out) - self._end)
         behind, words = total[num_words:].clone(), total[:num_words].clone()  # `out` may be the same memory

@@ -1,8 +1,11 @@
 """Checks of what an algorithm declares, before any work starts."""
 
-from fedmpi.algorithms.base import KINDS, Algorithm, Client, Count
+from fedmpi.algorithms.base import KINDS, Algorithm, Client, Count, Server
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import misspelt
+
+# What clients and the server have besides rows and what algorithms may use of them.
+OTHERS = ("buffers", "carried", "counters", "kept", "num_gradients", "oracle", "own", "round", "rows", "skipped")
 
 
 def check_rows(algorithm: Algorithm) -> None:
@@ -21,8 +24,8 @@ def check_rows(algorithm: Algorithm) -> None:
         rows = getattr(algorithm, kind)
         if not isinstance(rows, tuple) or not all(isinstance(row, str) for row in rows):
             raise UserError(f"{name}.{kind} = {rows!r}: expected a tuple of names, like ('x', 'm') or ('x',)")
-        if taken := [row for row in rows if hasattr(Client, row)]:
-            raise UserError(f"{name}.{kind} = {rows!r}: client.{taken[0]} is not a row: expected another name")
+        if taken := [row for row in rows if row in OTHERS or hasattr(Client, row) or hasattr(Server, row)]:
+            raise UserError(f"{name}.{kind} = {rows!r}: {taken[0]} is not a row: expected another name")
         again = seen.intersection(rows) or {row for row in rows if rows.count(row) > 1}
         if again:
             raise UserError(

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import PROGRAMS, start
 
 import fedmpi
 from fedmpi.aggregation import Aggregation
@@ -247,3 +248,11 @@ def test_random_k_sends_the_start_whole(name):
     trace = fedmpi.simulate(algorithm, sending=sending, **given)
     start = next(record["rows"] for record in trace if record["round"] < 0 and record["step"] is None)
     assert (start["v"][0] > 0).all() and abs(trace[-1]["rows"]["x"]).max() < 3
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_ranks_that_write_other_numbers_of_words_end_in_one_line(first, tmp_path):
+    ended = start(2, PROGRAMS / "uneven_codec.py", tmp_path, first)
+    assert ended.returncode
+    expected = "aggregation mean in codec uneven: encode returned 6 words on one rank, and 5 on another: expected"
+    assert ended.stderr.count(expected) == 1, ended.stderr

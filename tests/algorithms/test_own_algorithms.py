@@ -8,6 +8,8 @@ import torch
 
 from fedmpi import Algorithm, Exchange, setting, simulate
 from fedmpi.algorithms import FAFED, MBSTORM, FedAMS, FedAvg
+from fedmpi.algorithms.check import check_rows
+from fedmpi.federation.client import Client, Server
 from fedmpi.ground.errors import UserError
 
 
@@ -39,6 +41,8 @@ def test_a_row_is_changed_in_place_and_not_replaced():
     [
         ({"client_rows": ("x",)}, r"client_rows = \('x',\): x is named already"),
         ({"scratch": ("a", "a")}, "a is named already"),
+        ({"client_rows": ("round",)}, r"client_rows = \('round',\): round is not a row: expected another name"),
+        ({"server_rows": ("segments",)}, "segments is not a row"),
         ({"server_rows": "v"}, r"server_rows = 'v': expected a tuple of names"),
         ({"exchanged": ["x"]}, "expected a tuple of names"),
         ({"exchanged": ("y",)}, "has no row 'x', the model"),
@@ -47,6 +51,13 @@ def test_a_row_is_changed_in_place_and_not_replaced():
 def test_rows_are_names_and_each_stands_once(rows, message):
     with pytest.raises(UserError, match=message):
         simulate(type("Mine", (FedAvg,), rows)(), gradient, [1.0])
+
+
+def test_what_clients_and_servers_have_is_no_row():
+    used = {*vars(Client(0)), *vars(Server({}, 1, [], 1)), "oracle", "round", "rows"}
+    for name in used:
+        with pytest.raises(UserError, match=f"{name} is not a row: expected another name"):
+            check_rows(type("Mine", (FedAvg,), {"client_rows": (name,)})())
 
 
 def step(self, client, server, oracle):

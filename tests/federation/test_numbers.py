@@ -288,5 +288,5 @@ def test_what_declares_them_is_checked():
 
     with pytest.raises(UserError, match="^numbers = -1: expected a whole number >= 0"):
         federation_of(Odd())
-    with pytest.raises(UserError, match="client.numbers is not a row: expected another name"):
+    with pytest.raises(UserError, match="numbers is not a row: expected another name"):
         federation_of(Taken())

@@ -155,15 +155,12 @@ def check_clocks(ranks):
     )
 
 
-def check_data(errors, described):
-    """Check that every rank read its data: `errors` has a text for each, "" if it did; `described` names the data."""
-    failing = [(rank, text) for rank, text in enumerate(errors) if text]
-    if not failing:
-        return Check("data", OK, f"{described}: read by all ranks" if len(errors) > 1 else f"{described}: read")
-    rank, text = failing[0]
-    more = f" and {len(failing) - 1} more" if len(failing) > 1 else ""
+def check_data(error, described, num_ranks):
+    """Check that every rank read its data: `error` is a run's own, "" if there is none; `described` names the data."""
+    if not error:
+        return Check("data", OK, f"{described}: read by all ranks" if num_ranks > 1 else f"{described}: read")
     advice = "copy it to every node or to a folder that all nodes share; --data-dir or FEDMPI_DATA names the folder"
-    return Check("data", FAILED, f"rank {rank}{more}: {text}", advice)
+    return Check("data", FAILED, error, advice)
 
 
 def check_memory(ranks, needed, left):

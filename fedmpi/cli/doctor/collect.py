@@ -17,13 +17,12 @@ from fedmpi.comm.agreement import allgather_lines
 from fedmpi.federation.buffers import SentBuffers
 from fedmpi.federation.memory import num_bytes
 from fedmpi.federation.rows import RowStore
-from fedmpi.ground.errors import UserError
+from fedmpi.ground.errors import AgreedUserError, UserError
 from fedmpi.ground.machine.devices import memory_of
 from fedmpi.ground.machine.memory import available_memory
 from fedmpi.ground.text import format_bytes
 from fedmpi.oracles.flat_module import BufferPart
-from fedmpi.tasks.files import check_common_files
-from fedmpi.training.build import rank_context
+from fedmpi.training.build import STEPS, Job, make_model
 from fedmpi.training.model import build_model, model_class
 
 SUM_ELEMENTS = 1 << 16  # of the test sum: enough for shared memory to be used
@@ -55,21 +54,19 @@ def try_sum(link, transport, device="cpu"):
 
 
 def check_needs(link, ranks, config):
-    """The checks of data, memory and run folder: list of `Check`."""
+    """The checks of data, memory and run folder: list of `Check`. It makes the first steps of a run."""
+    job, error = Job(config, link, learns=False), ""
     try:
-        context = rank_context(config, link)
-        check_common_files(link, config.task, context)
-        task, error = config.task.load(context, config.partition), ""
-    except (UserError, OSError, MemoryError) as met:
-        task, error = None, " ".join(str(met).split()) or type(met).__name__
-    described = str(getattr(config.task, "data", "no files"))
-    data = check_data(allgather_texts(link, error), described)
-    if data.state == FAILED:
+        for step in STEPS[: STEPS.index(make_model)]:
+            step(job)
+    except AgreedUserError as met:
+        error = str(met)
+    data = check_data(error, str(getattr(config.task, "data", "no files")), link.size)
+    if error:
         size, memory = 0, Check("memory", SKIPPED, "needs the data")
     else:
-        task.synchronise(link)
-        sizes, error = _try_model(config, context, task)
-        size, memory = _check_rows(link, ranks, config, context, sizes, allgather_texts(link, error))
+        sizes, error = _try_model(config, job.context, job.task)
+        size, memory = _check_rows(link, ranks, config, job.context, sizes, allgather_texts(link, error))
     return [data, memory, _check_folder(link, pathlib.Path(config.folder.out), size)]
 
 

@@ -99,6 +99,7 @@ def _remove_unnamed(parent: pathlib.Path) -> None:
             held = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.lstat(parent / name)  # it may have got its own name before it was held here
                 inner = os.listdir(held)
                 is_ours = not inner or any(mark == MARK or PART.fullmatch(mark) for mark in inner)
                 if is_ours and all(mark in (MARK, LOCK) or PART.fullmatch(mark) for mark in inner):

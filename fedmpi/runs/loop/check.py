@@ -37,6 +37,8 @@ def checked_state(part: Part) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise UserError(f"{who} returned a {type(state).__name__}: expected a dict, name -> number or tensor")
     for name, value in state.items():
+        if not isinstance(name, str):
+            raise UserError(f"{who} has the name {name!r}, of {type(name).__name__}: expected texts as names")
         entries = value if isinstance(value, list) else [value]
         if not isinstance(value, torch.Tensor) and not all(isinstance(entry, int | float) for entry in entries):
             raise UserError(f"{who}[{name!r}] is a {type(value).__name__}: expected a number or tensor")

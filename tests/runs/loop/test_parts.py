@@ -94,6 +94,7 @@ def telling(**facts):
         (stating({"n": None}), r"part Mine: state\(\)\['n'\] is a NoneType: expected a number or tensor"),
         (stating({"n": [1, "a"]}), r"part Mine: state\(\)\['n'\] is a list: expected a number or tensor"),
         (stating({"n": np.float32(1)}), r"part Mine: state\(\)\['n'\] is a float32: expected a number or tensor"),
+        (stating({1: 2.5}), r"part Mine: state\(\) has the name 1, of int: expected texts as names"),
         (stating(None), r"part Mine: state\(\) returned a NoneType: expected a dict"),
         ({"request": lambda self: None}, r"part Mine: request\(\) returned a NoneType: expected a whole number"),
         (telling(t=torch.tensor(1.5)), r"part Mine: facts\['t'\] is a Tensor: expected a number \(.item\(\)\)"),
