@@ -12,6 +12,7 @@ from typing import Any
 
 from fedmpi.ground.text import format_metric
 from fedmpi.runs.folder import RunFolder
+from fedmpi.runs.record import title
 from fedmpi.training.settings import RunSettings
 
 
@@ -67,11 +68,26 @@ class Problem:
     """What several methods were run on: one task with its data, their partition, and a model.
 
     Attributes:
-        label: a few words. methods: list of `Method`.
+        label: a few words. methods: list of `Method`. titles: name of a metric -> words in place of `record.title`'s.
     """
 
     label: str
     methods: list[Method]
+    titles: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def title(self, metric: str) -> str:
+        """What tables and figures call a metric."""
+        return self.titles.get(metric) or title(metric)
+
+    def renamed(self, labels: dict[str, str]) -> "Problem":
+        """The same, with other names: a method's label or the first part of it, or a metric's name -> words."""
+
+        def words(label: str) -> str:
+            first, comma, rest = label.partition(", ")
+            return labels.get(label) or labels.get(first, first) + comma + rest
+
+        methods = [dataclasses.replace(method, label=words(method.label)) for method in self.methods]
+        return Problem(self.label, methods, labels)
 
 
 def problems(runs: Sequence[RunFolder]) -> list[Problem]:

@@ -9,7 +9,7 @@ from typing import Any
 from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.files.run_files import BASELINES
 from fedmpi.ground.text import Table, format_bytes, format_count, format_seconds, short
-from fedmpi.runs.record import from_line, less_is_better, title, to_line
+from fedmpi.runs.record import LEVEL, from_line, less_is_better, title, to_line
 
 METHODS = {
     "federated": "the silos (participants, each with data of its own) train one model together",
@@ -28,8 +28,9 @@ class Baseline:
     Attributes:
         method: a key of `METHODS`. step_size: of the run. folder: of the run.
         clients: the metric of each silo's model on its tests; [] if the run diverged, and the numbers below are nan.
-        mean, worst: over the silos that have tests. low, high: the 95 % interval of the mean by the number of test
-            cases, exact for accuracy, otherwise of resamples of the cases within silos; nan if not known.
+        mean, worst: over the silos that have tests. further: other metrics of the tests -> their means over silos.
+        low, high: the 95 % interval of the mean by the number of test cases, exact for accuracy, otherwise of resamples
+            of the cases within silos; nan if not known.
         held_out: the value that chooses the step size, the smaller the better. samples: seen in all silos. nbytes: sent
             by one silo.
         seconds: of the run.
@@ -43,6 +44,7 @@ class Baseline:
     clients: list[float] = dataclasses.field(default_factory=list)
     mean: float = math.nan
     worst: float = math.nan
+    further: dict[str, float] = dataclasses.field(default_factory=dict)
     low: float = math.nan
     high: float = math.nan
     held_out: float = math.nan
@@ -175,9 +177,11 @@ def gain_in_words(content: Mapping[str, Any]) -> str:
         return f"what a silo gains by taking part: not known, because {why}"
     alone, gains, gain = rows["local"], _gains(content), gain_of(content)
     mean, number = math.fsum(gains.values()) / len(gains), sum(gain > 0 for gain in gains.values())
-    verb = "improves" if mean > 0 else "worsens"
-    words = f"taking part {verb if mean else 'changes'} the {title(metric)} of a silo on its {content['tests']}"
-    words += f" by {abs(mean):.4f} on average"
+    words = f"the {title(metric)} of a silo on its {content['tests']}"
+    if abs(mean) < LEVEL:
+        words = f"taking part leaves {words} level on average"
+    else:
+        words = f"taking part {'improves' if mean > 0 else 'worsens'} {words} by {abs(mean):.4f} on average"
     if gain is not None:
         low, high = (gain.low, gain.high) if mean >= 0 else (-gain.high, -gain.low)
         words += f" (95 % interval {low:.4f} to {high:.4f}{'' if gain.is_clear else _unclear(gain)})"
@@ -206,12 +210,15 @@ def baseline_table(content: Mapping[str, Any]) -> Table:
     shown, has_all = range(number if number <= MOST_SILOS else 0), any("all_tests" in row for row in content["rows"])
     measured = f"{title(metric)}: {content['tests']}, mean"
     has_interval = any("low" in row for row in content["rows"])
+    further = dict.fromkeys(name for row in content["rows"] for name in row.get("further", {}))
+    further.pop(metric, None)
     header = [
         "method",
         "step size",
         measured,
         "worst",
         *["95 % of mean"] * has_interval,
+        *(f"{title(name)}, mean" for name in further),
         *(name_of(content, k) for k in shown),
     ]
     header += ["all silos' tests"] * has_all + ["samples seen", "bytes sent", "time"]
@@ -220,7 +227,8 @@ def baseline_table(content: Mapping[str, Any]) -> Table:
         if "clients" not in row:
             rows.append([row["method"], f"{row['step_size']:.4g}", "diverged", *[""] * (len(header) - 3)])
             continue
-        numbers = [row["mean"], row["worst"], *(row["clients"][k] for k in shown)]
+        numbers = [row["mean"], row["worst"], *(row.get("further", {}).get(name, math.nan) for name in further)]
+        numbers += [row["clients"][k] for k in shown]
         numbers += [row.get("all_tests", math.nan)] * has_all
         cells = ["–" if math.isnan(value) else f"{value:.4f}" for value in numbers]
         if has_interval:

@@ -72,6 +72,7 @@ TABLES_KEY = "tables"  # in a record: metric -> {"classes": names, "values": a v
 # In the first evaluated record, and when it changes: {"classes": names, "values": [N][classes] numbers of test cases}.
 CASES_KEY = "cases"
 FORMAT_KEY, FORMAT = "format", "2"  # in a record with metrics, for readers of several versions
+LEVEL = 5e-5  # metrics that differ by less are printed as the same
 HELD_OUT = "holdout_"  # how the names of metrics on held-out training data begin
 # In names of other metrics.
 LESS_IS_BETTER = ("loss", "perplexity", "distance", "distortion", "error", "gap", "norm", "brier", "calibration")

@@ -14,7 +14,7 @@ from fedmpi.ground.errors import Diverged, UserError
 from fedmpi.ground.files.run_files import has_checkpoint, is_complete
 from fedmpi.ground.text import Log, say
 from fedmpi.runs import baselines
-from fedmpi.runs.record import HELD_OUT
+from fedmpi.runs.record import HELD_OUT, METRICS, is_beside
 from fedmpi.training import intervals, loop
 from fedmpi.training.early_stopping import Callbacks, selection_goal
 
@@ -175,6 +175,7 @@ def _add(outcome, content, key, made):
         client -> `Support` of the metric of each client of this rank, or None if the task has none.
     """
     metric, last = content["metric"], made.records[-1]
+    further = {name: of for name, of in made.metrics.clients.items() if _is_asked(name)}
     held_out, sign = f"{HELD_OUT}loss", -1
     if held_out not in made.metrics:
         held_out, sign = selection_goal(made.job.task.goal, made.metrics)
@@ -188,6 +189,7 @@ def _add(outcome, content, key, made):
         "clients": clients,
         "mean": mean,
         "worst": worst,
+        "further": {name: baselines.mean_and_worst(of, name)[0] for name, of in further.items()},
         "held_out": -sign * made.metrics.get(held_out, math.nan),
         "samples": made.samples,
         **{name: last[name] for name in ("bytes", "seconds")},
@@ -195,6 +197,11 @@ def _add(outcome, content, key, made):
     }
     _write(outcome, content)
     return supports
+
+
+def _is_asked(metric):
+    """Whether it is a further metric on tests: of --task.metrics, or of a task of the user's own."""
+    return metric not in METRICS and not is_beside(metric) and not metric.startswith(HELD_OUT)
 
 
 def _write(outcome, content):

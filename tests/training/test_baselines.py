@@ -2,13 +2,14 @@
 
 import html
 import json
+import sys
 
 import h5py
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from helpers import start, train
+from helpers import ROOT, execute, start, train
 
 import fedmpi
 from fedmpi.ground.errors import UserError
@@ -159,6 +160,27 @@ def test_pooled_makes_as_many_steps_as_a_silo_does_on_average(silos, tmp_path):
     row = rows_of(fedmpi.train(data=silos, out=tmp_path, **words).baselines)["pooled"]
     steps = (60 // 8 + 1 + 24 // 8 + 9 // 8 + 1) / 3  # of a silo in a round
     assert fedmpi.load_run(row["folder"]).records[-1]["iteration"] == round(2 * steps) == 9
+
+
+def test_further_metrics_have_a_column_and_every_figure_a_file(silos, tmp_path):
+    run = by_hand(tmp_path, silos, name="it", baselines="local", task={"name": "classification", "metrics": "f1"})
+    for name, row in rows_of(run.baselines).items():
+        right = fedmpi.load_run(row["folder"]).clients["f1"]
+        assert row["further"] == {"f1": pytest.approx(np.mean(right))}, name
+    assert "f1, mean" in str(run.baselines).splitlines()[1]
+    pytest.importorskip("matplotlib")
+    words = [sys.executable, "-m", "fedmpi", "report", tmp_path / "it", "--out", tmp_path / "page.html"]
+    assert execute([*words, "--format", "pdf"], env={"PYTHONPATH": str(ROOT)}).returncode == 0
+    assert [path for path in (tmp_path / "page").glob("baselines-of-*.pdf") if len(path.name) < 60]
+
+
+def test_no_gain_that_can_be_printed_is_level():
+    rows = [{"method": "federated", "clients": [0.50001], "mean": 0.50001},
+            {"method": "local", "clients": [0.5], "mean": 0.5}]  # fmt: skip
+    content = {"metric": "accuracy", "tests": "own tests", "names": [], "rows": rows}
+    assert baselines.gain_in_words(content).startswith(
+        "taking part leaves the test accuracy of a silo on its own tests level on average, from 0.5000 alone to 0.5000;"
+    )
 
 
 def test_what_a_silo_gains_in_a_loss():

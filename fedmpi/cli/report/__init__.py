@@ -34,7 +34,8 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
     from fedmpi.runs.folder import find_runs
     from fedmpi.runs.record import AXES, less_is_better
 
-    listed, look = runs if isinstance(runs, list | tuple) else [runs], Style(**style)
+    listed, labels = runs if isinstance(runs, list | tuple) else [runs], style.pop("labels", {})
+    look = Style(**style)
     found, complaints = find_runs([pathlib.Path(folder) for folder in listed])
     if not found:
         raise UserError("; ".join(complaints))
@@ -42,10 +43,11 @@ def figure(runs, metric, axis="round", *, target=None, path=None, **style):
     if len(comparison) > 1:
         labels = "; ".join(problem.label for problem in comparison)
         raise UserError(f"the runs solve different problems: {labels}: expected runs of one")
+    problem = comparison[0].renamed(labels)
     if axis not in AXES:
         raise UserError(f"axis = {axis}: expected one of {', '.join(AXES)}")
     goal = None if target is None else Target(metric, target, less_is_better(metric))
-    drawn = draw(comparison[0].methods, axis, metric, goal, look)
+    drawn = draw(problem.methods, axis, metric, goal, look, problem.titles.get(metric))
     if drawn is None:
         names = dict.fromkeys(name for run in found for name in run.metrics)
         raise UserError(f"metric = {metric}: no run measured it: expected one of {', '.join(names)}")

@@ -9,7 +9,7 @@ import sys
 from tqdm import tqdm
 
 from fedmpi.cli.comparison import problems
-from fedmpi.cli.report.curves import Target, metrics_of
+from fedmpi.cli.report.curves import Target, metrics_of, shown_metrics
 from fedmpi.cli.report.further import further_parts
 from fedmpi.cli.report.style import Look, add_options, look_of
 from fedmpi.cli.report.tables import (
@@ -39,7 +39,7 @@ as CSV, the tables in Markdown and, with --format, each figure. Runs that differ
 are drawn as one line with a band; of runs that differ in nothing, one counts."""
 
 SIGNATURE = b'<meta name="generator" content="fedmpi report">'  # of the page, near its begin
-LONGEST_PREFIX = 48  # most characters of a problem's label in the names of its figures
+LONGEST_PREFIX = 48  # most characters of a problem's label, and of a heading, in the names of figures
 
 
 def main(arguments=None):
@@ -66,7 +66,7 @@ def _run(arguments):
     _check_metrics(runs, "--metric", [*look.metrics, *scaled])
     for line in complaints:
         log.warning(f"left out: {line}")
-    comparison = problems(runs)
+    comparison = [problem.renamed(look.labels) for problem in problems(runs)]
     write(options.out, comparison, complaints, targets, look)
     print(*(f"{heading}\n{table.text()}\n" for heading, table in _tables(comparison, targets)), sep="\n")
     print(f"{options.out}; figures and tables in {_folder(options.out)}")
@@ -117,7 +117,8 @@ def _page(options, targets, look, refresh):
     """Write the page of jobs that may still be running, as soon as one has recorded a round."""
     runs, complaints = find_runs(options.runs)
     if runs:
-        write(options.out, problems(runs), complaints, targets, look, refresh)
+        comparison = [problem.renamed(look.labels) for problem in problems(runs)]
+        write(options.out, comparison, complaints, targets, look, refresh)
 
 
 def write(out, comparison, complaints, targets, look=None, refresh=None):
@@ -140,7 +141,7 @@ def write(out, comparison, complaints, targets, look=None, refresh=None):
     sections = []
     for problem, drawn, parts in zip(comparison, figures, further):
         colors = [color(number) for number in range(len(problem.methods))]
-        costs = [(target, target_table(problem, target)) for target in targets]
+        costs = [(target.in_words(problem.title), target_table(problem, target)) for target in targets]
         svgs = {
             axis: [(metric, as_svg(figure)) for (its_axis, metric), figure in drawn.items() if its_axis == axis]
             for axis in look.axes
@@ -166,10 +167,10 @@ def _figures(problem, targets, look):
     from fedmpi.cli.report.figures import draw
 
     figures = {}
-    metrics = [name for name in metrics_of(problem.methods) if not look.metrics or name in look.metrics]
+    metrics = [name for name in metrics_of(problem.methods) if name in look.metrics] or shown_metrics(problem.methods)
     for axis, metric in tqdm([*itertools.product(look.axes, metrics)], "figures", leave=False, disable=None):
         target = next((target for target in targets if target.metric == metric), None)
-        figures[axis, metric] = draw(problem.methods, axis, metric, target, look.style)
+        figures[axis, metric] = draw(problem.methods, axis, metric, target, look.style, problem.titles.get(metric))
     return {key: figure for key, figure in figures.items() if figure is not None}
 
 
@@ -179,7 +180,8 @@ def _write_figures(folder, comparison, figures, further, look):
 
     for prefix, drawn, parts in zip(_prefixes(comparison), figures, further):
         named = {f"{_plain(metric)}-{axis}": figure for (axis, metric), figure in drawn.items()}
-        named |= {_plain(heading.lower()): figure for heading, _, figure in parts}
+        for heading, _, figure in parts:
+            named[_free(_plain(_plain(heading.lower())[:LONGEST_PREFIX]), named)] = figure
         for (name, figure), ending in itertools.product(named.items(), look.formats):
             save(figure, folder / f"{prefix}{name}.{ending}", look.style)
 
@@ -206,10 +208,14 @@ def _prefixes(comparison):
         return [""]
     prefixes = []
     for problem in comparison:
-        short = _plain(_plain(problem.label)[:LONGEST_PREFIX])
-        tries = itertools.chain([f"{short}-"], (f"{short}-{number}-" for number in itertools.count(2)))
-        prefixes.append(next(prefix for prefix in tries if prefix not in prefixes))
-    return prefixes
+        prefixes.append(_free(_plain(_plain(problem.label)[:LONGEST_PREFIX]), prefixes))
+    return [f"{prefix}-" for prefix in prefixes]
+
+
+def _free(name, taken):
+    """A name, numbered if it is taken."""
+    tries = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(name for name in tries if name not in taken)
 
 
 def _plain(label):
@@ -228,7 +234,7 @@ def _tables(comparison, targets):
         if (cases := cases_table(problem)) is not None:
             yield f"{problem.label}, test cases", cases
         for target in targets:
-            yield f"{problem.label}, until {target}", target_table(problem, target)
+            yield f"{problem.label}, until {target.in_words(problem.title)}", target_table(problem, target)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import statistics
 
 from fedmpi.cli.comparison import Spread
 from fedmpi.ground.errors import UserError
-from fedmpi.runs.record import AXES, less_is_better, title
+from fedmpi.runs.record import AXES, LEVEL, is_beside, less_is_better
 
 MOST_POINTS = 240  # of a curve; more are averaged in groups of neighbours
 
@@ -27,6 +27,19 @@ def metrics_of(methods):
     """All metrics of some methods: training loss, metrics that are no losses, other losses, the loss in local steps."""
     names = dict.fromkeys(name for method in methods for run in method.runs for name in run.metrics)
     return sorted(names, key=lambda name: (name == "loss", name != "train_loss", "loss" in name))
+
+
+def shown_metrics(methods):
+    """Those of `metrics_of` that a page shows: the other average of a metric, over samples or clients, only if the two
+    are farther apart in some method than its seeds are."""
+    names = metrics_of(methods)
+    return [name for name in names if not is_beside(name) or _are_apart(methods, name.rpartition("_")[0], name)]
+
+
+def _are_apart(methods, name, other):
+    pairs = [(final(method, name), final(method, other)) for method in methods]
+    known = [(usual, beside) for usual, beside in pairs if beside]
+    return any(u is None or abs(u.mean - b.mean) > max(u.deviation or 0, LEVEL) for u, b in known)
 
 
 def usable_runs(method):
@@ -139,7 +152,8 @@ class Target:
         except (AttributeError, ValueError):
             raise UserError(f"--target {text}: expected a metric and a value, like accuracy=0.85") from None
 
-    def __str__(self):
+    def in_words(self, title):
+        """As text; `title` is a function of a metric's name."""
         return f"{title(self.metric)} {'≤' if self.from_above else '≥'} {self.value:g}"
 
     def amounts(self, run):

@@ -79,13 +79,13 @@ def color(number):
     return COLORS[number % len(COLORS)]
 
 
-def draw(methods, axis, metric, target=None, style=None):
+def draw(methods, axis, metric, target=None, style=None, called=None):
     """The figure of a metric against an axis, a matplotlib `Figure`; None if nothing was measured.
 
     Args:
-        methods: list of `fedmpi.cli.comparison.Method`; its order gives the colours.
+        methods: list of `fedmpi.cli.comparison.Method`; its order gives the colours, and is that of the names.
         axis: one of `fedmpi.runs.record.AXES`. metric: a metric's name. target: a `Target` of this metric, or None.
-        style: a `Style`; None: the one of the page.
+        style: a `Style`; None: the one of the page. called: the metric in words, if not its title.
     """
     style = style or Style()
     curves = {number: points for number, method in enumerate(methods) if (points := curve(method, axis, metric))}
@@ -102,25 +102,27 @@ def draw(methods, axis, metric, target=None, style=None):
         for number, points in curves.items():
             _draw_curve(axes, number, points, unit)
         how = _set_y(axes, _scale(style, metric, curves), curves, target)
-        name = style.labels.get(metric) or ("1 − " if is_error else "") + title(metric)
+        name = called or ("1 − " if is_error else "") + title(metric)
         axes.set_ylabel(textwrap.fill(name + how, max(12, int(72 * style.size_of()[1] / (0.8 * style.size)))))
         if target is not None:
             axes.set_title(f"- - target {target.value:g}", loc="left", color=INK, fontsize=0.9 * style.size, pad=3)
-        _add_legend(figure, axes, curves, {number: style.label(methods[number].label) for number in curves}, style)
+        _add_legend(figure, axes, curves, {number: methods[number].label for number in curves}, style)
         figure.draw_without_rendering()  # lays it out
     return figure
 
 
 def _add_legend(figure, axes, curves, labels, style):
-    """Name the curves, in the order of their ends from above: on the right if the names fit there, below otherwise."""
-    order = sorted(curves, key=lambda number: -curves[number][-1].mean)
+    """Name the curves, in the order of the methods: on the right if the names fit there, below otherwise."""
+    order = list(curves)
     names = [textwrap.fill(labels[number], 16, break_long_words=False) for number in order]
     options = {"fontsize": 0.9 * style.size, "frameon": False, "handlelength": 1.8, "labelcolor": INK, "borderpad": 0}
     where = "outside right upper"
     lines = 72 * style.size_of()[1] / (1.6 * style.size)
     if sum(name.count("\n") + 1 for name in names) > lines:
         most = max(2, int(lines / 2)) if style.height else MOST_NAMES  # of a fixed height the axes need half
-        order = order if len(order) <= most else [*order[: most // 2], *order[len(order) - most // 2 :]]
+        ends = sorted(curves, key=lambda number: -curves[number][-1].mean)
+        named = ends if len(ends) <= most else [*ends[: most // 2], *ends[len(ends) - most // 2 :]]
+        order = [number for number in curves if number in named]
         names = [textwrap.fill(labels[number], int(style.width / (0.57 * style.size))) for number in order]
         where = "outside lower left"
     legend = figure.legend([axes.lines[list(curves).index(number)] for number in order], names, loc=where, **options)

@@ -23,7 +23,7 @@ def further_parts(problem, style):
         clients = {number: clients_at_end(method) for number, method in enumerate(methods)}
         values = {number: of_method.get(metric, []) for number, of_method in clients.items()}
         values = {number: results for number, results in values.items() if any(value == value for value in results)}
-        yield "Clients", tables, draw_silos(methods, metric, values, style)
+        yield "Clients", tables, draw_silos(methods, metric, values, style, problem.title(metric))
     points = {number: curve for number, method in enumerate(methods) if (curve := roc_curve(method))}
     if points:
         yield "ROC curve on the test set", [], draw_roc(methods, points, style)

@@ -20,10 +20,10 @@ def _plain_axes(style, *height):
     return figure, figure.add_subplot()
 
 
-def draw_silos(methods, metric, values, style=None):
+def draw_silos(methods, metric, values, style=None, called=None):
     """The figure of each client's value of a metric: a row of dots per method, its mean as a line.
 
-    `values`: number of the `Method` -> list of numbers, one per client.
+    `values`: number of the `Method` -> list of numbers, one per client. `called`: the metric in words.
     """
     style = style or Style()
     with matplotlib.rc_context({**figure_settings(style), "axes.grid.axis": "x"}):
@@ -32,9 +32,9 @@ def draw_silos(methods, metric, values, style=None):
             known = [value for value in of_clients if value == value]
             axes.scatter(known, [row] * len(known), s=26, color=color(number), alpha=0.6, linewidth=0)
             axes.plot([statistics.fmean(known)] * 2, [row - 0.3, row + 0.3], color=INK, linewidth=1.4)
-        names = [_short(style.label(methods[number].label)) for number in values]
+        names = [_short(methods[number].label) for number in values]
         letters = style.width / (0.6 * style.size) - max(map(len, names))  # below the axes
-        words = textwrap.fill(f"{title(metric)} of each client (line: mean)", max(12, int(letters)))
+        words = textwrap.fill(f"{called or title(metric)} of each client (line: mean)", max(12, int(letters)))
         axes.set(ylim=(len(values) - 0.4, -0.6), xlabel=words)
         axes.set_yticks(range(len(values)), names)
         axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -48,7 +48,7 @@ def draw_roc(methods, points, style=None):
         figure, axes = _plain_axes(style, style.width * 0.86)
         axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
         for number, curve_points in points.items():
-            label = _short(style.label(methods[number].label))
+            label = _short(methods[number].label)
             axes.plot(*zip(*curve_points), label=label, **line_style(number))
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="share of false positives", ylabel="share of true positives")
         words = {"title": "first run of each method", "alignment": "left", "title_fontsize": 0.9 * style.size}

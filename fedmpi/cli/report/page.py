@@ -9,7 +9,7 @@ import statistics
 import jinja2
 
 from fedmpi.cli.comparison import distinguishes_methods, setting_in_words
-from fedmpi.cli.report.curves import best_of, clearly_best, final, lead, metrics_of
+from fedmpi.cli.report.curves import LEVEL, best_of, clearly_best, final, lead, metrics_of, shown_metrics
 from fedmpi.ground.text import Table, format_metric
 from fedmpi.ground.version import __version__
 from fedmpi.runs.record import less_is_better, title
@@ -83,7 +83,7 @@ def _findings(problem, colors):
     if len(problem.methods) < 2:
         return []
     findings = []
-    for metric in [name for name in metrics_of(problem.methods) if name != "loss"][:2]:
+    for metric in [name for name in shown_metrics(problem.methods) if name != "loss"][:2]:
         best, _ = best_of(problem.methods, metric)
         if best is None:
             continue
@@ -91,7 +91,7 @@ def _findings(problem, colors):
         doubt = "" if clearly_best(problem.methods, metric) == best else " (no clear lead)"
         mean, _, deviation = str(final(problem.methods[best], metric)).partition(" ")
         method = problem.methods[best].label
-        phrase = f"{word} {title(metric)}{doubt}"
+        phrase = f"{word} {problem.title(metric)}{doubt}"
         findings.append({"what": phrase, "mean": mean, "deviation": deviation, "method": method, "color": colors[best]})
     return findings
 
@@ -108,8 +108,11 @@ def _conclusion(problem):
     others = {n: mean for n, mean in means.items() if n != best and math.isfinite(mean)}
     second = (min if less_is_better(metric) else max)(others, key=others.get)
     leads = lead(methods[best], methods[second], metric)
-    name = title(metric)
-    who = f"{name[0].upper()}{name[1:]}: {methods[best].label} is better than {methods[second].label}"
+    name = problem.title(metric)
+    who = f"{name[0].upper()}{name[1:]}: {methods[best].label}"
+    if abs(means[best] - means[second]) < LEVEL:
+        return f"{who} and {methods[second].label} are level."
+    who += f" is better than {methods[second].label}"
     if len(leads) < 2:
         return (
             f"{who}, by {abs(means[best] - means[second]):.4f}. Without two common seeds it is unknown how much of "

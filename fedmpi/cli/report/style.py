@@ -19,7 +19,6 @@ class Style:
         size: of the type, in points. font: a family that matplotlib finds, or None.
         scale: of every metric, one of `SCALES`; or metric -> one of them. error: 1 minus the value on a log axis;
             zoom: the end of the curves; auto: log for losses that fall far, zoom where curves end close together.
-        labels: a method's label or a metric's name -> what figures call it.
 
     Raises:
         UserError: one line, if a size or a scale is not allowed.
@@ -30,7 +29,6 @@ class Style:
     size: float = 9.5
     font: str | None = None
     scale: object = "auto"
-    labels: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         for name, least, most in (("width", 120, 2000), ("height", 90, 2000), ("size", 4, 40)):
@@ -49,11 +47,6 @@ class Style:
         """The scale of a metric's axis."""
         return self.scale.get(metric, "auto") if isinstance(self.scale, dict) else self.scale
 
-    def label(self, label):
-        """What figures call a method: what `labels` has for its label, or for the first part of it, the algorithm."""
-        first, comma, rest = label.partition(", ")
-        return self.labels.get(label) or self.labels.get(first, first) + comma + rest
-
 
 @dataclasses.dataclass(frozen=True)
 class Look:
@@ -61,12 +54,14 @@ class Look:
 
     Attributes:
         style: a `Style`. metrics: names; (): all. axes: names. formats: of the single figures.
+        labels: a method's label or a metric's name -> what tables and figures call it.
     """
 
     style: Style = Style()
     metrics: tuple = ()
     axes: tuple = AXES
     formats: tuple = ()
+    labels: dict = dataclasses.field(default_factory=dict)
 
 
 def add_options(parser):
@@ -76,7 +71,7 @@ def add_options(parser):
     add("--axis", action="append", choices=AXES, help="plot only against this amount; may be repeated")
     words = f"scale of a metric's axis: {', '.join(SCALES)} (error: 1 minus the value, on a log axis); may be repeated"
     add("--scale", action="append", default=[], metavar="METRIC=SCALE", help=words)
-    words = 'name of a method or a metric in the figures, like "fafed=FAFED (ours)"; may be repeated'
+    words = 'name of a method or a metric on the page, like "fafed=FAFED (ours)"; may be repeated'
     add("--label", action="append", default=[], metavar="NAME=TEXT", help=words)
     add("--width", type=float, default=Style.width / 72, metavar="INCHES", help="width of a figure; default: 4.33")
     add("--height", type=float, metavar="INCHES", help="height of a figure; default: 2.94, and more for names below it")
@@ -94,8 +89,9 @@ def look_of(options):
     """
     scales, labels = _pairs("--scale", options.scale), _pairs("--label", options.label)
     height = options.height and 72 * options.height
-    style = Style(72 * options.width, height, options.font_size, options.font, scales or "auto", labels)
-    return Look(style, tuple(options.metric), tuple(options.axis or AXES), tuple(dict.fromkeys(options.format or ())))
+    style = Style(72 * options.width, height, options.font_size, options.font, scales or "auto")
+    formats = tuple(dict.fromkeys(options.format or ()))
+    return Look(style, tuple(options.metric), tuple(options.axis or AXES), formats, labels)
 
 
 def _pairs(option, texts):

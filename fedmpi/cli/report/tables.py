@@ -6,10 +6,19 @@ import math
 import statistics
 
 from fedmpi.cli.comparison import setting_in_words
-from fedmpi.cli.report.curves import clearly_best, client_metric, clients_at_end, curve, final, metrics_of, usable_runs
+from fedmpi.cli.report.curves import (
+    clearly_best,
+    client_metric,
+    clients_at_end,
+    curve,
+    final,
+    metrics_of,
+    shown_metrics,
+    usable_runs,
+)
 from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.text import Table, as_cell, format_count, format_quantity, short
-from fedmpi.runs.record import AXES, field, label, title
+from fedmpi.runs.record import AXES, field, label
 
 MOST_CLIENTS, MOST_METHODS = 20, 8  # of a table of every client
 MOST_CLASSES, MOST_NAMES = 20, 5  # of a table of test cases; classes named of a client
@@ -18,7 +27,7 @@ MOST_CLASSES, MOST_NAMES = 20, 5  # of a table of test cases; classes named of a
 def final_table(problem):
     """What each method ended with: mean ± standard deviation over its seeds; the last column has the settings that
     differ, if any do."""
-    methods, metrics = problem.methods, metrics_of(problem.methods)
+    methods, metrics, title = problem.methods, shown_metrics(problem.methods), problem.title
     metrics = [name for name in metrics if name != "loss"] or metrics  # what was evaluated says more
     printed = [name for name in metrics if any(_printed(method, name) for method in methods)]
     details = differing_settings(problem)
@@ -55,7 +64,7 @@ def differing_settings(problem):
 
 def silo_table(problem):
     """Results of each client: mean, worst, best and spread (standard deviation) over the clients; None if unknown."""
-    rows = []
+    rows, title = [], problem.title
     for method in problem.methods:
         names = next((run.client_names for run in method.runs if run.client_names), [])
         for metric, values in clients_at_end(method).items():
@@ -90,7 +99,7 @@ def client_table(problem):
         ]
         for client, name in enumerate(names)
     ]
-    header = [f"{title(metric)} of client", *(method.label for method in problem.methods)]
+    header = [f"{problem.title(metric)} of client", *(method.label for method in problem.methods)]
     return Table(header, rows)
 
 

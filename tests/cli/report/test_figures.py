@@ -170,6 +170,43 @@ def test_an_svg_has_no_background_and_no_date(tmp_path):
     assert "<dc:date>" not in text and "fedmpi" in text
 
 
+def test_names_of_ones_own_stand_in_tables_and_cards_too(tmp_path):
+    for name in ("fafed", "fedavg"):
+        make_run(tmp_path / "runs" / name, name, 0)
+    words = ("--label", "fafed=FAFED (ours)", "--label", "accuracy=hit rate", "--target", "accuracy=0.5")
+    ended = report(tmp_path / "runs", "--out", tmp_path / "page.html", *words)
+    text = (tmp_path / "page.html").read_text()
+    assert ended.returncode == 0 and "FAFED (ours)" in ended.stdout and "until hit rate ≥ 0.5" in ended.stdout
+    assert "highest hit rate" in text and "Hit rate: FAFED (ours) is better than" in text
+    assert "FAFED (ours)" in (tmp_path / "page/finals.csv").read_text()
+
+
+def test_methods_that_end_alike_are_level(tmp_path):
+    for name, value in (("fafed", 0.81234), ("fedavg", 0.81237)):
+        change_last(make_run(tmp_path / "runs" / name, name, 0), accuracy=value)
+    assert report(tmp_path / "runs", "--out", tmp_path / "page.html").returncode == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "Test accuracy: fedavg and fafed are level." in text and "better" not in text
+
+
+@pytest.mark.parametrize(("apart", "shown"), [(0.001, False), (0.1, True)])
+def test_the_other_average_of_a_metric_is_shown_if_it_is_apart(tmp_path, apart, shown):
+    for seed, noise in enumerate((0.0, 0.02)):
+        folder = make_run(tmp_path / "runs" / str(seed), "fafed", seed)
+        change_last(folder, accuracy=0.8 + noise, accuracy_samples=0.8 + noise + apart)
+    assert report(tmp_path / "runs", "--out", tmp_path / "page.html", "--axis", "round").returncode == 0
+    assert ("accuracy samples" in (tmp_path / "page.html").read_text()) == shown
+    assert "accuracy_samples" in (tmp_path / "page/finals.csv").read_text()
+
+
+def test_legends_name_the_methods_in_one_order(tmp_path):
+    for name in FLOOR:
+        make_run(tmp_path / name, name, 0)
+    drawn = [fedmpi.cli.report.figure(tmp_path, metric) for metric in ("accuracy", "train_loss")]
+    names = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in drawn]
+    assert names[0] == names[1] == [method.label for method in the_problem(tmp_path).methods]
+
+
 def test_options_choose_what_is_drawn(tmp_path):
     make_run(tmp_path / "runs" / "a", "fafed", 0)
     words = (
