@@ -13,7 +13,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import table
 from fedmpi.runs.record import title
 from reproduction import orders
-from reproduction.claims import T, late, num_diverged, outcomes
+from reproduction.claims import late, num_diverged, outcomes, quantile
 from reproduction.experiment import SCALES, find_experiments
 from reproduction.results import read_results
 from reproduction.strength import graded
@@ -86,7 +86,7 @@ def _is_near(here, there, is_again):
     if is_again or here.deviation is None:
         return math.isclose(here.mean, there.mean, rel_tol=EXACT, abs_tol=1e-9)
     n, m = len(here.values), len(there.values)
-    half = T[min(n - 1, len(T)) - 1] * here.deviation * math.sqrt(1 / n + 1 / m)
+    half = quantile(n - 1) * here.deviation * math.sqrt(1 / n + 1 / m)
     return abs(here.mean - there.mean) <= half + EXACT * abs(here.mean)
 
 

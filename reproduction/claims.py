@@ -10,19 +10,20 @@ import itertools
 import math
 import statistics
 
+import scipy.stats
+
 from fedmpi.cli.comparison import Spread
 from fedmpi.ground.text import format_metric
 from fedmpi.runs.record import less_is_better, title
 from reproduction.leads import common_seeds, direction, is_decided, leads_of
 from reproduction.reach import curves, saving, wavering
 
-CONFIRMED, NOT_CONFIRMED, NOT_TESTED = "confirmed", "not confirmed", "not tested"
-UNDECIDED = "not confirmed: undecided"  # clearly ahead of some rivals at most, and clearly behind none
+CONFIRMED, CONTRADICTED, NOT_TESTED = "confirmed", "contradicted", "not tested"
+UNDECIDED = "undecided"  # clearly ahead of some rivals at most, and clearly behind none
 # One seed has no spread, and decides nothing.
 ONCE_AHEAD, ONCE_NOT_AHEAD, ONCE_OPEN = "one seed: ahead", "one seed: not ahead", "one seed: undecided"
 ONCE_REACHED, ONCE_NOT_REACHED = "one seed: reached", "one seed: not reached"
 BEGINNING = 1 / 3  # of the rounds: the share is ours, fixed after we had seen the curves
-T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # 97.5 % quantiles, 1 to 9 degrees of freedom
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Outcome:
             `reproduction.strength`.
         words: the reason, with the numbers.
         seeds: how many seeds the outcome is from: those that all methods of the claim have.
-        leads: (rival, its leads by seed) of a comparison. numbers: what they say as text; see `reproduction.strength`.
+        leads: (rival, its leads by seed) of a comparison. margin: of a claim that methods are level, by how much they
+            may differ; else 0. numbers: what the leads say as text; see `reproduction.strength`.
     """
 
     key: str
@@ -43,6 +45,7 @@ class Outcome:
     words: str
     seeds: int = 0
     leads: tuple = ()
+    margin: float = 0.0
     numbers: str = ""
 
 
@@ -81,8 +84,13 @@ def further_seed(some):
     if some is None or some.deviation is None:
         return "–"
     num = len(some.values)
-    quantile = T[min(num - 1, len(T)) - 1]
-    return "± " + format_metric(some.mean, quantile * math.sqrt(1 + 1 / num) * some.deviation).partition(" ± ")[2]
+    distance = quantile(num - 1) * math.sqrt(1 + 1 / num) * some.deviation
+    return "± " + format_metric(some.mean, distance).partition(" ± ")[2]
+
+
+def quantile(freedom):
+    """The 97.5 % quantile of Student's t with so many degrees of freedom."""
+    return float(scipy.stats.t.ppf(0.975, freedom))
 
 
 def num_diverged(method):
@@ -125,7 +133,7 @@ def _outcome(experiment, claim, panel, results):
     else:
         best_of = f"best {title(metric)} so far" if claim.get("best_so_far") else title(metric)
         words = f"{best_of} {arrow(metric)}: {words}"
-    return Outcome(claim["claim"], panel, state, words, seeds, tuple(leads))
+    return Outcome(claim["claim"], panel, state, words, seeds, tuple(leads), claim.get("level", 0.0))
 
 
 def arrow(metric):
@@ -159,7 +167,7 @@ def _reaching(ours, metric, goal):
         return NOT_TESTED, f"{title(metric)} was not measured", 0
     sign = -1 if less_is_better(metric) else 1
     holds = all(one is not None and sign * one >= sign * goal for one in values)
-    states = (ONCE_REACHED, ONCE_NOT_REACHED) if len(values) == 1 else (CONFIRMED, NOT_CONFIRMED)
+    states = (ONCE_REACHED, ONCE_NOT_REACHED) if len(values) == 1 else (CONFIRMED, CONTRADICTED)
     words = f"{_with_mean(ours, values)}; expected {'<=' if less_is_better(metric) else '>='} {goal:g}"
     return states[0 if holds else 1], words, len(values)
 
@@ -232,7 +240,7 @@ def _larger_lead(claim, pair, results, metric):
         return NOT_TESTED, "no seed in common", 0
     for number, one in enumerate(pair):
         if any(its[seed] is None for its in values[number::2] for seed in seeds):
-            fails = UNDECIDED if number else NOT_CONFIRMED  # without the rival's value there is no lead to compare
+            fails = UNDECIDED if number else CONTRADICTED  # without the rival's value there is no lead to compare
             return ONCE_NOT_AHEAD if len(seeds) == 1 else fails, f"{one.label} diverged", len(seeds)
     here, there = (leads_of(*some, seeds, less_is_better(metric)) for some in (values[:2], values[2:]))
     more = [one - other for one, other in zip(here, there)]
@@ -248,7 +256,7 @@ def _larger_lead(claim, pair, results, metric):
         words += "; the difference is less than its spread"
     sign = direction(more) if lead.mean > 0 else min(direction(more), 0)  # a method that is behind has no lead
     state = _state([(sign, is_decided(more))], len(seeds), has_failed=is_behind)
-    return state, words, len(seeds), (f"that on {claim['than']}", more)
+    return state, words, len(seeds), (pair[1].label, here) if is_behind else (f"that on {claim['than']}", more)
 
 
 def _method_elsewhere(claim, panel, name, results):
@@ -307,18 +315,24 @@ def _over_all(claim, found, words, seeds, has_failed):
     missing = [name for name in claim["of"] if name not in dict(found)]
     words = "; ".join([*words, f"not run: {', '.join(missing)}"] if missing else words)
     signs = [(direction(leads), is_decided(leads)) for _, leads in found]
-    if claim.get("level"):
+    if "level" in claim:
         has_diverged = has_failed or not all(math.isfinite(lead) for _, leads in found for lead in leads)
-        return _level(signs, len(seeds), has_diverged, is_open=bool(missing)), words, len(seeds)
+        is_near = not has_diverged and all(abs(statistics.fmean(leads)) < claim["level"] for _, leads in found)
+        state = _level(is_near, len(seeds), has_diverged or any(clear for _, clear in signs), is_open=bool(missing))
+        return state, f"{words}; level within {claim['level']:g}", len(seeds), *found
     return _state(signs, len(seeds), has_failed, is_open=bool(missing)), words, len(seeds), *found
 
 
-def _level(signs, seeds, has_diverged, is_open):
-    """The state of a claim that a method is level with others; see `_state`."""
+def _level(is_near, seeds, is_apart, is_open):
+    """The state of a claim that a method is level with others; see `_state`.
+
+    Args:
+        is_near: whether no mean lead is as large as the margin. is_apart: whether one is clear, or a method diverged.
+    """
     if seeds == 1:
         return ONCE_OPEN
-    if has_diverged or any(clear for _, clear in signs):
-        return NOT_CONFIRMED
+    if not is_near:
+        return CONTRADICTED if is_apart else UNDECIDED
     return UNDECIDED if is_open else CONFIRMED
 
 
@@ -332,7 +346,7 @@ def _state(signs, seeds, has_failed, is_open=False):
     if seeds == 1:
         return ONCE_AHEAD if all(sign > 0 for sign, _ in signs) and not is_open else ONCE_NOT_AHEAD
     if has_failed or any(sign < 0 and clear for sign, clear in signs):
-        return NOT_CONFIRMED
+        return CONTRADICTED
     return CONFIRMED if all(sign > 0 and clear for sign, clear in signs) and not is_open else UNDECIDED
 
 

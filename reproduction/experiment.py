@@ -14,6 +14,8 @@ claim is not about. Every other one has
     scales:    small, full, and for attacks mlp (as full, but an MLP is attacked) -> says (what is reduced), settings,
                first, panels or methods where only some are (or panels: name -> settings of one of them), and tuned:
                method -> settings that were chosen for runs of this length (see tune).
+    shows:     how many of the paper's panels (see papers.yaml) it repeats; 0 of one that repeats another.
+    seeds:     that were planned; an outcome that further ones have changed says so.
     metric:    by which methods are compared.
     printed:   metric, place, and values: panel -> method -> the number in the paper; all three are needed. With
                fit_length: true the page at full says after how many rounds our values are nearest to these: for a
@@ -23,14 +25,15 @@ claim is not about. Every other one has
     guessing:  metric -> its value without learning, of metrics for which `reproduction.strength` has none.
     claims:    list of {claim: key in papers.yaml, panel, ahead: method, of: [methods], metric, at_share: of all
                rounds, after which `ahead` is measured}; or with reaches: number, at the end, instead of `of`. With
-               level: true the paper says that neither is ahead; with than: panel, that the lead is larger on `panel`
-               (then `of` has one method); with worse_than: panel instead of `of`, that `ahead` ends worse than there.
-               experiment: the other experiment that has the panel of `than` or `worse_than`. all_at_share: of all
-               rounds, after which all methods are measured. saves: share of the rounds that `ahead` at least saves
-               until the best value of the slower method (0: it needs fewer). calmer: true if its curve takes smaller
-               steps in the wrong direction, in the first third of the rounds. A claim has at most one of reaches, than,
-               worse_than, all_at_share, saves, calmer, and level or at_share. best_so_far: true if the paper's figure
-               shows the best value so far; it is compared instead of the last tenth's mean (alone, with than or level).
+               level: margin the paper says that neither is ahead, which holds if they differ by less than the margin;
+               with than: panel, that the lead is larger on `panel` (then `of` has one method); with worse_than: panel
+               instead of `of`, that `ahead` ends worse than there. experiment: the other experiment that has the panel
+               of `than` or `worse_than`. all_at_share: of all rounds, after which all methods are measured. saves:
+               share of the rounds that `ahead` at least saves until the best value of the slower method (0: it needs
+               fewer). calmer: true if its curve takes smaller steps in the wrong direction, in the first third of the
+               rounds. A claim has at most one of reaches, than, worse_than, all_at_share, saves, calmer, and level or
+               at_share. best_so_far: true if the paper's figure shows the best value so far; it is compared instead of
+               the last tenth's mean (alone, with than or level).
     tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
                is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
                full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best,
@@ -112,7 +115,7 @@ CLAIM = {
     "metric": TEXT,
     "at_share": (lambda value: _is_number(value) and 0 < value <= 1, "a number above 0 and at most 1"),
     "reaches": NUMBER,
-    "level": TRUTH,
+    "level": (lambda value: _is_number(value) and value > 0, "a margin above 0, in units of the metric"),
     "than": TEXT,
     "worse_than": TEXT,
     "experiment": TEXT,
@@ -144,6 +147,8 @@ SHAPE = {
         "metrics": [TEXT, ...],
     },
     "guessing": {ANY: NUMBER},
+    "shows": (lambda value: type(value) is int and value > 0, "a whole number above 0"),
+    "seeds": [SEED, ...],
     "claims": [CLAIM],
     "tune": TUNE | {"full": TUNE},
     "untuned": TEXT,
@@ -176,6 +181,8 @@ class Experiment:
     methods: dict = dataclasses.field(default_factory=dict)
     first: dict = dataclasses.field(default_factory=dict)
     scales: dict = dataclasses.field(default_factory=dict)
+    shows: int = 0
+    seeds: list = dataclasses.field(default_factory=list)
     metric: str = ""
     printed: dict = dataclasses.field(default_factory=dict)
     figure: dict = dataclasses.field(default_factory=dict)
@@ -324,7 +331,7 @@ def state_of(path):
 
 
 def read_papers():
-    """Key -> {name, title, in_short, said, beside, claims, ours, grids} of every paper, see `PAPERS`."""
+    """Key -> {name, title, claims, ...} of every paper, see `PAPERS`."""
     return _read_papers(PAPERS, state_of(PAPERS))
 
 

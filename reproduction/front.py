@@ -2,31 +2,27 @@
 
 import collections
 import re
+import statistics
 
-from fedmpi.ground.text import as_markdown
+from fedmpi.ground.text import as_markdown, format_metric
 from reproduction import orders
-from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, UNDECIDED
+from reproduction.claims import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED, late
 from reproduction.equal_cost import places
-from reproduction.experiment import read_papers
+from reproduction.experiment import SCALES, find_experiments, read_papers
 from reproduction.length import full_place, lengths, nearest
 from reproduction.page import bold, plain_table
 from reproduction.results import read_results
-from reproduction.strength import AHEAD, FAILS, HOLDS, agreement
+from reproduction.strength import AHEAD, BEHIND, HOLDS, agreement
 
 IN_PART = "in part"
-FEW_IN_PART = "indicative: in part"
-ORDER = (CONFIRMED, AHEAD, HOLDS, IN_PART, FEW_IN_PART, UNDECIDED, NOT_CONFIRMED, FAILS, NOT_TESTED)
+ORDER = (CONFIRMED, AHEAD, IN_PART, UNDECIDED, BEHIND, CONTRADICTED, NOT_TESTED)
 FEW = 2  # experiments that a command names; of more it names the paper
 # The columns of the table of all papers: heading -> state -> what stands beside a claim in it; None: its counts.
 COLUMNS = {
-    "holds (*ahead*: clear, but not all significant)": {CONFIRMED: "", AHEAD: "ahead", HOLDS: "short runs"},
-    "in part (confirmed comparisons)": {IN_PART: None, FEW_IN_PART: "short runs"},
-    "not confirmed (*undecided*: too close to call)": {
-        NOT_CONFIRMED: "",
-        UNDECIDED: "undecided",
-        FAILS: "short runs",
-        NOT_TESTED: "not tested",
-    },
+    "holds (*ahead*: clear, but not all significant)": {CONFIRMED: "", AHEAD: "ahead"},
+    "in part (confirmed comparisons)": {IN_PART: None},
+    "not confirmed": {CONTRADICTED: None, BEHIND: None, UNDECIDED: "undecided"},
+    "not tested (short runs at most)": {NOT_TESTED: ""},
 }
 # Headings stand without empty lines around them, so that the page has at most 60.
 HEAD = "# What the papers' experiments gave"
@@ -36,20 +32,26 @@ LENGTHS = (
     "distance from the printed values, found afterwards. The printed values of (b) cannot be read in our copy."
 )
 FIGURE = ("test accuracy after each round, and as printed", "full/fafed_table2_low-low-accuracy.svg")
-CLAIMS = "## The claims"
-SOURCES = (
-    "Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all comparisons, the "
-    "rules and the findings."
+PANELS = (
+    "* **How much was run.** Of {total} panels (plots of runs, columns of printed results) {full} were repeated at the "
+    "paper's size, {mlp} with another network, {small} smaller, {never} never."
+)
+MORE = (
+    "Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all claims with what "
+    "the runs say and the command that makes them again, all comparisons, the rules and the findings. *Confirmed* and "
+    "*contradicted* need three seeds and p < 0.05 (Holm, over all of a paper's comparisons), *ahead* and *behind* a "
+    "lead that is larger than its spread over the seeds; the rest is *undecided*."
 )
 AGAIN = (
     "Each command makes the runs at the small scale again, where there are any, in the minutes beside it on two cores."
 )
 OUTCOMES = (
     "A comparison, one method with its rivals in one panel, is *confirmed* at full length (of attacks also on an MLP) "
-    "with three seeds and p < 0.05 (Holm); *ahead*: better than each rival by more than the spread over the seeds; "
-    "*contradicted*: behind one by more than that; *undecided*: within the spread; *indicative*: of a few rounds. A "
-    "claim holds *in part* if some comparisons hold and others do not. Experiments that repeat another with step sizes "
-    "beyond the paper's grid are counted apart and do not decide."
+    "with three seeds and p < 0.05 (Holm, over all of a paper's); *ahead*: better than each rival by more than the "
+    "spread over the seeds; *contradicted*, *behind*: the same the other way round; *undecided*: within the spread; "
+    "*indicative*: of a few rounds, which decide nothing. A claim holds *in part* if some comparisons hold and others "
+    "do not. Experiments that repeat another with step sizes beyond the paper's grid are counted apart and do not "
+    "decide."
 )
 OURS = "Questions of ours, on which the papers claim nothing: "
 
@@ -60,29 +62,65 @@ def front(folder, experiments, found):
     Args:
         folder: of the results. found: name of an experiment -> its `Row`s (`reproduction.summary`).
     """
-    lines = [HEAD, _in_short(experiments, found).rstrip(), *_printed(folder, experiments)]
-    return "\n".join([*lines, *_claims(folder, experiments, found)]).rstrip() + "\n"
+    lines = [HEAD, *_minute(folder, experiments, found), _in_short(experiments, found).rstrip()]
+    table, _, on_wider = printed(folder, experiments)
+    lines += [TABLE, table, f"![{FIGURE[0]}]({FIGURE[1]})<br>{' '.join([LENGTHS, *on_wider])}", ""] if table else []
+    return "\n".join([*lines, MORE]).rstrip() + "\n"
+
+
+def _minute(folder, experiments, found):
+    """A line for each paper: numbers, and how many comparisons hold; and one on how much of the papers was run."""
+    lines = []
+    for key, paper in read_papers().items():
+        rows = [row for one in experiments if one.paper == key for row in found[one.name]]
+        rows = [
+            row for row in rows if row.key not in paper.get("ours", ()) and not row.is_wider and row.scale != "orders"
+        ]
+        words = re.sub("{value:(.*?)}", lambda its: _value(folder, its[1]), paper["minute"])
+        lines.append(f"* **{paper['name']}.** {words} Comparisons confirmed: {_counts(rows)}.")
+    sizes = collections.Counter()
+    for one in experiments:
+        made = [scale for scale in SCALES if one.shows and read_results(folder, one, scale)]
+        sizes[made[-1] if made else ""] += one.shows
+    total = sum(paper["panels"] for paper in read_papers().values())
+    return [*lines, PANELS.format(total=total, never=total - sum(sizes[scale] for scale in SCALES), **sizes)]
+
+
+def _value(folder, place):
+    """The mean over the seeds that {value:...} in papers.yaml means, as text."""
+    name, scale, panel, method = place.split("/")
+    (one,) = find_experiments([name])
+    runs = read_results(folder, one, scale).method(panel, method).runs
+    return format_metric(statistics.fmean(late(run, one.metric) for run in runs if run.is_complete))
 
 
 def _in_short(experiments, found):
-    """A table with a row for each paper: its claims in a few words by outcome, and what to know beside them."""
+    """A table with a row for each paper: its claims in a few words by outcome."""
     table = []
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
-        cells, ours = {heading: [] for heading in COLUMNS}, {}
+        cells = {heading: [] for heading in COLUMNS}
         for claim, sentence in paper["claims"].items():
             rows, address = _rows(of_paper, found, claim), f"claims.md#{_anchor(sentence)}"
             verdict = verdict_of(rows)
             if claim in paper.get("ours", ()):
-                ours[claim] = f"[{verdict}]({address}) ({_compared(rows)})"
                 continue
             heading = next(heading for heading, states in COLUMNS.items() if verdict in states)
             mark = COLUMNS[heading][verdict]
             mark = _counts([row for row in rows if not row.is_wider]) if mark is None else mark
             cells[heading].append(f"• [{paper['in_short'][claim]}]({address}){mark and f' ({mark})'}")
-        beside = paper["beside"].format(**ours)
-        table.append([f"{paper['name']} (`{key}`)", *("<br>".join(some) or "–" for some in cells.values()), beside])
-    return plain_table(["paper", *COLUMNS, "what to know"], table)
+        table.append([f"{paper['name']} (`{key}`)", *("<br>".join(some) or "–" for some in cells.values())])
+    return plain_table(["paper", *COLUMNS], table)
+
+
+def beside(paper, of_paper, found):
+    """What to know beside the outcomes of a paper: a claim of `ours` in braces becomes its verdict and counts."""
+    rows = {claim: _rows(of_paper, found, claim) for claim in paper.get("ours", ())}
+    ours = {
+        claim: f"[{verdict_of(its)}](#{_anchor(paper['claims'][claim])}) ({_compared(its)})"
+        for claim, its in rows.items()
+    }
+    return paper["beside"].format(**ours)
 
 
 def _rows(experiments, found, claim):
@@ -90,8 +128,12 @@ def _rows(experiments, found, claim):
     return [row for one in experiments for row in found[one.name] if row.key == claim]
 
 
-def _printed(folder, experiments):
-    """Lines with the printed values beside ours, of every table whose length was fitted; or []."""
+def printed(folder, experiments):
+    """The printed values beside ours, of every table whose length was fitted.
+
+    Returns:
+        (the table or "", sentences on each, one sentence on wider grids or none).
+    """
     rows, words, on_all, methods = [], [], [], {}
     for one in sorted(experiments, key=lambda one: (one.printed.get("place", ""), "variant" in one.printed)):
         results = read_results(folder, one, "full") if one.printed.get("fit_length") else None
@@ -123,8 +165,8 @@ def _printed(folder, experiments):
                 f"{', '.join([f'{leader} is first at {_wins(its)} lengths', *ranks])}."
             )
             on_all += [sentence for other in wider for sentence in other.findings.get("full", [])[:1]]
-    text = " ".join([f"![{FIGURE[0]}]({FIGURE[1]})<br>{LENGTHS}", *words, *(f"**{one}**" for one in on_all[:1])])
-    return [TABLE, plain_table(["", "", *methods], rows), text] if rows else []
+    table = plain_table(["", "", *methods], rows) if rows else ""
+    return table.rstrip(), words, [f"**{one}**" for one in on_all[:1]]
 
 
 def _on_wider_grid(folder, other, one, panel):
@@ -138,7 +180,7 @@ def _wins(found):
     return f"{sum(max(length.means, key=length.means.get) == length.leader for length in found)} of {len(found)}"
 
 
-def _claims(folder, experiments, found):
+def claims_table(folder, experiments, found):
     """Lines with all claims, those that hold first, and one line with the questions of ours."""
     rows, ours = [], []
     for key, paper in read_papers().items():
@@ -147,7 +189,7 @@ def _claims(folder, experiments, found):
             made = [one for one in of_paper if _rows([one], found, claim)]
             its = _rows(made, found, claim)
             verdict = verdict_of(its)
-            link = f"[{as_markdown(paper['in_short'][claim])}](claims.md#{_anchor(sentence)})"
+            link = f"[{as_markdown(paper['in_short'][claim])}](#{_anchor(sentence)})"
             if claim in paper.get("ours", ()):
                 ours.append(f"{link} ({verdict}: {_compared(its)})")
                 continue
@@ -162,28 +204,22 @@ def _claims(folder, experiments, found):
         "its small version: `python -m reproduction`",
         "minutes",
     ]
-    words = [
-        f"{SOURCES} {OUTCOMES} {AGAIN} {agreement(found)}".rstrip() + (f" {OURS}{'; '.join(ours)}." if ours else "")
-    ]
+    words = [f"{OUTCOMES} {AGAIN} {agreement(found)}".rstrip() + (f" {OURS}{'; '.join(ours)}." if ours else "")]
     rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
-    return [CLAIMS, *words, "", plain_table(header, rows)]
+    return [*words, "", plain_table(header, rows)]
 
 
 def verdict_of(rows):
     """One of the states, or "in part": what the `Row`s of a claim that decide say together.
 
-    Those on a wider grid than the paper's count only if there is no other, and those of the small scale likewise; of
-    the states that hold the weakest is the verdict.
+    Those on a wider grid than the paper's count only if there is no other, and those of the small scale never; of the
+    states that hold, or else of those against, the weakest is the verdict.
     """
-    decisive = [row for row in rows if row.decides]
-    decisive = [row for row in decisive if not row.is_wider] or decisive
-    long = {row.state for row in decisive if row.scale != "small"}
-    states = long or {row.state for row in decisive}
-    if not states:
-        return NOT_TESTED
-    if weak := [state for state in (HOLDS, AHEAD, CONFIRMED) if state in states]:
-        return weak[0] if states <= {HOLDS, AHEAD, CONFIRMED} else IN_PART if long else FEW_IN_PART
-    return next(state for state in (NOT_CONFIRMED, FAILS, UNDECIDED) if state in states)
+    decisive = [row for row in rows if row.decides and row.scale != "small"]
+    states = {row.state for row in decisive if not row.is_wider} or {row.state for row in decisive}
+    if weak := [state for state in (AHEAD, CONFIRMED) if state in states]:
+        return weak[0] if states <= {AHEAD, CONFIRMED} else IN_PART
+    return next((state for state in (BEHIND, CONTRADICTED, UNDECIDED) if state in states), NOT_TESTED)
 
 
 def _compared(rows):
@@ -206,7 +242,8 @@ def _counts(rows):
     count = collections.Counter(row.state for row in long)
     words = f"{count[CONFIRMED]} of {len(long)}" if long else ""
     words += f", {count[AHEAD]} more ahead" * (count[AHEAD] > 0)
-    return words + f", {count[NOT_CONFIRMED]} contradicted" * (count[NOT_CONFIRMED] > 0)
+    words += f", {count[BEHIND]} behind" * (count[BEHIND] > 0)
+    return words + f", {count[CONTRADICTED]} contradicted" * (count[CONTRADICTED] > 0)
 
 
 def _again(folder, experiments, of_paper, paper):

@@ -19,14 +19,14 @@ from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.text import as_markdown, format_seconds
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
-from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, Outcome
+from reproduction.claims import CONFIRMED, CONTRADICTED, UNDECIDED, Outcome
 from reproduction.csv_files import damaged, read_rows, write_tables
 from reproduction.page import last_changed, plain_table, prose
 from reproduction.running import code_version
 
 SEEDS = tuple(range(6))
 COLUMNS = ("method", "grows", "size", "seed", "all", "half", "proved", "from", "cpu_seconds", "commit", "date")
-STATES = {"order confirmed": CONFIRMED, "not readable": UNDECIDED, "contradicted": NOT_CONFIRMED}
+STATES = {"order confirmed": CONFIRMED, "not readable": UNDECIDED, "contradicted": CONTRADICTED}
 SIGNATURE = b"# Orders: "
 LOCAL, STEP = 4, 8.0  # of the baselines: local steps, and step size times the root of all of them
 TEXT = """\

@@ -10,16 +10,16 @@ from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.text import Table, as_markdown, format_seconds
 from fedmpi.runs.record import less_is_better, title
 from reproduction import equal_cost, grids
-from reproduction.claims import CONFIRMED, NOT_CONFIRMED, further_seed, num_diverged, ordering, outcomes, spread
+from reproduction.claims import CONFIRMED, CONTRADICTED, further_seed, num_diverged, ordering, outcomes, spread
 from reproduction.experiment import figure_file
 from reproduction.length import lengths, nearest, section
 from reproduction.results import paths, read_results
 from reproduction.running import ON_GPU
-from reproduction.strength import graded
+from reproduction.strength import graded, ps_of_paper
 
 ARROWS = (
     "↑: larger values are better; ↓: smaller ones. Values are means over the last tenth of the rounds, p is that of a "
-    "paired t test, corrected (Holm) for the comparisons on this page. [What the outcomes mean](../claims.md)."
+    "paired t test, corrected (Holm) for all comparisons of the paper. [What the outcomes mean](../claims.md)."
 )
 
 BANDS = (
@@ -68,7 +68,7 @@ def write_page(folder, experiment, scale):
                 save(figure, path.with_name(name))
                 figures[panel, metric] = name
     with replacing(path, signature(scale)) as part:
-        part.write_text(page(experiment, scale, results, figures), encoding="utf-8")
+        part.write_text(page(folder, experiment, scale, results, figures), encoding="utf-8")
     return path
 
 
@@ -96,11 +96,12 @@ def signature(scale):
     return f"({scale} scale)\n\nScale **{scale}**: ".encode()
 
 
-def page(experiment, scale, results, figures):
+def page(folder, experiment, scale, results, figures):
     """The text of the page.
 
     Args:
-        experiment: an `Experiment`. results: its `Results`. figures: (panel, metric) -> file name.
+        folder: of all results. experiment: an `Experiment`. results: its `Results`.
+        figures: (panel, metric) -> file name.
     """
     what = experiment.scales[scale]
     lines = [
@@ -127,7 +128,7 @@ def page(experiment, scale, results, figures):
     lines += [" ".join(notes), ""] if notes else []
     lines += equal_cost.section(experiment, results)
     lines += section(experiment, results) if scale == "full" else []
-    lines += _claims(experiment, scale, results)
+    lines += _claims(folder, experiment, scale, results)
     lines += _list("What was found out", experiment.findings.get(scale, []))
     lines += _list("What differs from the paper", experiment.differs)
     lines += _grids(experiment, scale)
@@ -223,11 +224,12 @@ def _orders(experiment, panel, methods):
     return ["  \n".join(lines), ""]
 
 
-def _claims(experiment, scale, results):
+def _claims(folder, experiment, scale, results):
     """Lines with the outcome of each claim."""
     from reproduction.experiment import read_papers
 
-    found = graded(experiment, list(outcomes(experiment, results)), scale, results)
+    of_paper = ps_of_paper(folder, experiment.paper)
+    found = graded(experiment, list(outcomes(experiment, results)), scale, results, of_paper)
     if not found:
         return []
     sentences = read_papers()[experiment.paper]["claims"]
@@ -249,7 +251,7 @@ def _claims(experiment, scale, results):
 
 def bold(state):
     """A claim's state, bold if several seeds decided it."""
-    return f"**{state}**" if state in (CONFIRMED, NOT_CONFIRMED) else state
+    return f"**{state}**" if state in (CONFIRMED, CONTRADICTED) else state
 
 
 def plain_table(header, rows):

@@ -58,6 +58,16 @@ class Results:
         """The `Method` of that name, or None."""
         return next((one for one in self.panels.get(panel, []) if one.label == name), None)
 
+    def only(self, seeds):
+        """The same of some seeds alone; `runs` and `firsts` stay."""
+
+        def of_method(method):
+            return Method(method.label, [run for run in method.runs if run.settings["seed"] in seeds])
+
+        panels = {name: list(map(of_method, methods)) for name, methods in self.panels.items()}
+        elsewhere = {name: its and its.only(seeds) for name, its in self.elsewhere.items()}
+        return dataclasses.replace(self, panels=panels, elsewhere=elsewhere)
+
     @property
     def seeds(self):
         """All seeds, as text."""

@@ -4,39 +4,49 @@ import dataclasses
 import math
 import statistics
 
-from fedmpi.runs.record import less_is_better, title
-from reproduction.claims import CONFIRMED, NOT_CONFIRMED, NOT_TESTED, T, spread
+import scipy.stats
 
-AHEAD = "ahead"  # at full length by the mild rule alone: p is not small enough, or the seeds are too few
+from fedmpi.runs.record import less_is_better, title
+from reproduction.claims import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED, outcomes, quantile, spread
+from reproduction.experiment import find_experiments
+from reproduction.leads import direction
+from reproduction.results import read_results
+
+# At full length by the mild rule alone: p is not small enough, or the seeds are too few.
+AHEAD, BEHIND = "ahead", "behind"
 HOLDS, FAILS = "indicative: holds", "indicative: does not hold"  # of runs that were shortened or reduced
-LEVEL, FEWEST_SEEDS = 0.05, 3  # of a confirmed claim
+LEVEL, FEWEST_SEEDS = 0.05, 3  # of a claim that is confirmed or contradicted
 GUESSING = {"accuracy": 0.1, "auc": 0.5}  # of ten classes, and of scores without information
 MARGIN = 0.05  # the best method must be better than guessing by so much, of a perplexity by this share of it
 
 
 def p_value(leads):
-    """Two-sided p of a paired t test that the mean lead is zero; None of fewer than two leads, or of equal ones.
-
-    The distribution function of Student's t with whole degrees of freedom has a closed form:
-    Abramowitz and Stegun, 26.7.3 and 26.7.4.
-    """
+    """Two-sided p of a paired t test that the mean lead is zero; None of fewer than two leads, or of equal ones."""
     if len(leads) < 2 or not statistics.stdev(leads):
         return None
-    freedom = len(leads) - 1
-    t = abs(statistics.fmean(leads)) * math.sqrt(len(leads)) / statistics.stdev(leads)
-    theta = math.atan(t / math.sqrt(freedom))
-    is_odd = freedom % 2
-    term, total = (math.cos(theta), 0.0) if is_odd else (1.0, 0.0)
-    for number in range(is_odd, freedom - 1 + is_odd, 2):
-        total += term if number < freedom - 1 else 0.0
-        term *= (number + 1) / (number + 2) * math.cos(theta) ** 2
-    inside = 2 / math.pi * (theta + math.sin(theta) * total) if is_odd else math.sin(theta) * total
-    return 1 - inside
+    return 2 * _p_above(leads, 0.0, abs(statistics.fmean(leads)))
+
+
+def p_of_level(leads, margin):
+    """p of two one-sided t tests that the mean lead is at least `margin` away from zero; None of fewer than two leads.
+
+    Source: Schuirmann, "A Comparison of the Two One-Sided Tests Procedure and the Power Approach", 1987.
+    """
+    if len(leads) < 2:
+        return None
+    mean = abs(statistics.fmean(leads))
+    return _p_above(leads, mean, margin) if statistics.stdev(leads) else float(mean >= margin)
+
+
+def _p_above(leads, low, high):
+    """p of a one-sided t test of means that are `high - low` apart, with the spread of some leads."""
+    t = (high - low) * math.sqrt(len(leads)) / statistics.stdev(leads)
+    return float(scipy.stats.t.sf(t, len(leads) - 1))
 
 
 def interval(leads):
     """(lower, upper) end of the 95 % interval of the mean of at least two leads, if they are normal."""
-    half = T[min(len(leads) - 1, len(T)) - 1] * statistics.stdev(leads) / math.sqrt(len(leads))
+    half = quantile(len(leads) - 1) * statistics.stdev(leads) / math.sqrt(len(leads))
     return statistics.fmean(leads) - half, statistics.fmean(leads) + half
 
 
@@ -52,23 +62,64 @@ def holm(values):
 
 
 def p_of(outcome):
-    """The p of an `Outcome`: the largest of those of its rivals, as it must be ahead of each; None if it has none."""
-    found = []
-    for _, leads in outcome.leads:
-        if len(leads) > 1 and all(map(math.isfinite, leads)):
-            p = p_value(leads)
-            found.append(p if p is not None else 0.0 if leads[0] else 1.0)  # all leads are the same
-    return max(found, default=None)
+    """The p of what an `Outcome` says; None if it has none.
+
+    That a method is ahead of all rivals, or level with all, has the largest p of them. That one of k is ahead of it has
+    the smallest, times k.
+    """
+    leads = [its for _, its in outcome.leads if len(its) > 1 and all(map(math.isfinite, its))]
+    if outcome.state == CONTRADICTED:
+        behind = [_p_or_sure(its) for its in leads if direction(its) < 0 or outcome.margin]
+        return min(1.0, len(outcome.leads) * min(behind)) if behind else None
+    if outcome.margin:
+        return max((p_of_level(its, outcome.margin) for its in leads), default=None)
+    return max(map(_p_or_sure, leads), default=None)
 
 
-def graded(experiment, found, scale, results):
+def _p_or_sure(leads):
+    """`p_value`; of leads that are all the same 0, or 1 if they are none."""
+    p = p_value(leads)
+    return p if p is not None else 0.0 if leads[0] else 1.0
+
+
+def ps_of_paper(folder, paper):
+    """(name of an experiment, scale) -> p of each of its outcomes, None where there is none, of a paper's experiments.
+
+    `folder`: of the results.
+    """
+    found = {}
+    for one in find_experiments([paper]):
+        for scale in one.scales:
+            if results := read_results(folder, one, scale):
+                found[one.name, scale] = [p_of(its) for its in outcomes(one, results)]
+    return found
+
+
+def graded(experiment, found, scale, results, of_paper=None):
     """`Outcome`s of one experiment and scale by the strength of what they rest on; `numbers` says p and interval.
 
     Args:
-        found: all of the experiment, so that p is corrected for their number. results: its `Results`.
+        found: all of the experiment. results: its `Results`.
+        of_paper: what `ps_of_paper` returns: each p is corrected for the number of all at this scale, or, beyond the
+            small one, at all larger ones. None: for those of the experiment.
     """
+    alike = {key: ps for key, ps in (of_paper or {}).items() if (key[1] == "small") == (scale == "small")}
+    others = [p for key, ps in alike.items() if key != (experiment.name, scale) for p in ps if p is not None]
+    planned = list(outcomes(experiment, results.only(experiment.seeds))) if experiment.seeds else found
+    final, first = (_graded_all(experiment, its, scale, results, others) for its in (found, planned))
+    return [_with_planned(one, before, len(experiment.seeds)) for one, before in zip(final, first)]
+
+
+def _with_planned(one, before, number):
+    """An `Outcome` that says what the seeds that were planned alone give, if further ones have changed it."""
+    if one.seeds <= before.seeds or one.state == before.state or before.state == NOT_TESTED:
+        return one
+    return dataclasses.replace(one, words=f"{one.words}; with the {number} seeds that were planned: {before.state}")
+
+
+def _graded_all(experiment, found, scale, results, others):
     ps = [p_of(one) for one in found]
-    corrected = iter(holm([p for p in ps if p is not None]))
+    corrected = iter(holm([*(p for p in ps if p is not None), *others]))
     return [
         _graded(experiment, one, scale, results, p if p is None else (p, next(corrected))) for one, p in zip(found, ps)
     ]
@@ -76,12 +127,13 @@ def graded(experiment, found, scale, results):
 
 def _graded(experiment, one, scale, results, p):
     state, words = one.state, one.words
+    is_sure = one.seeds >= FEWEST_SEEDS and (not one.leads or (p is not None and p[1] < LEVEL))
     if state != NOT_TESTED and (reason := _guesses(experiment, results, one.panel)):
         state, words = NOT_TESTED, f"{words}; {reason}"
     elif scale == "small":
-        state = {CONFIRMED: HOLDS, NOT_CONFIRMED: FAILS}.get(state, state)
-    elif state == CONFIRMED and (one.seeds < FEWEST_SEEDS or (one.leads and (p is None or p[1] >= LEVEL))):
-        state = AHEAD
+        state = {CONFIRMED: HOLDS, CONTRADICTED: FAILS}.get(state, state)
+    elif not is_sure:
+        state = {CONFIRMED: UNDECIDED if one.margin else AHEAD, CONTRADICTED: BEHIND}.get(state, state)
     numbers = "; ".join(_lead(name, leads) for name, leads in one.leads if len(leads) > 1)
     numbers += f"; p {p[0]:.2g}, corrected {p[1]:.2g}" if p and numbers else ""
     return dataclasses.replace(one, state=state, words=words, numbers=numbers)
@@ -123,4 +175,4 @@ def agreement(found):
 
 
 def _sign(state):
-    return 1 if state in (CONFIRMED, AHEAD, HOLDS) else -1 if state in (NOT_CONFIRMED, FAILS) else 0
+    return 1 if state in (CONFIRMED, AHEAD, HOLDS) else -1 if state in (CONTRADICTED, BEHIND, FAILS) else 0

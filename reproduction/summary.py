@@ -8,6 +8,7 @@ from fedmpi.ground.text import as_markdown, format_seconds
 from reproduction import grids, orders
 from reproduction.claims import (
     CONFIRMED,
+    CONTRADICTED,
     NOT_TESTED,
     ONCE_AHEAD,
     ONCE_REACHED,
@@ -15,16 +16,16 @@ from reproduction.claims import (
     outcomes,
 )
 from reproduction.experiment import SCALES, find_experiments, read_papers
-from reproduction.front import front, verdict_of
+from reproduction.front import beside, claims_table, front, verdict_of
 from reproduction.length import summary_rows
 from reproduction.page import bold, plain_table, prose
 from reproduction.results import grid_path, read_results
-from reproduction.strength import AHEAD, HOLDS, agreement, graded
+from reproduction.strength import AHEAD, BEHIND, HOLDS, agreement, graded, ps_of_paper
 from reproduction.tuning import read_grid
 
 # The pages of all results, with words by which they are known as ours.
 PAGES = {
-    "README.md": b"Made by `python -m reproduction --pages` from the CSV files here; [claims.md](claims.md) has all",
+    "README.md": b"# What the papers' experiments gave\n* **",
     "claims.md": b"# All claims and comparisons\n\nMade by `python -m reproduction --pages`.",
 }
 HEAD = """\
@@ -39,21 +40,26 @@ mild rule: of two methods that do not differ, it would find the named one ahead 
 seeds. So clearly ahead of each of the others is called, by what it rests on,
 
 - *confirmed* at `full` and `mlp`, with three seeds or more and p below 0.05: p is the largest of the paired t tests
-  against the others, two-sided, and corrected (Holm) for all comparisons of the experiment;
+  against the others, two-sided, and corrected (Holm) for all comparisons of the paper at these scales;
 - *ahead* at `full` and `mlp` otherwise;
 - *indicative: holds* at `small`, whose runs have a few of the rounds, or smaller networks. Such an outcome says what
-  these runs did, and counts in a verdict only where there is no other.
+  these runs did; a claim with no other is not tested.
 
-It is *not confirmed*, or *indicative: does not hold*, if one of the others is clearly ahead, or if the method diverged.
-Otherwise it is *not confirmed: undecided*: nobody is clearly ahead of the method, and it is not clearly ahead of all,
-or one of them was not run. A seed with which a method diverged is lost; if another method diverged with some seeds, the
-named one is clearly ahead if it wins all seeds. A claim is *not tested* if its methods were not run, or if the best
-method is near guessing: an accuracy below 0.15 of ten classes, an AUC below 0.55, a perplexity near that of the words'
-frequencies.
+The same bar stands on the other side. If one of the others is clearly ahead, or if the method diverged, the comparison
+is *contradicted* with three seeds or more and p below 0.05 (the smallest p of those that are ahead, times the number of
+the others, corrected in the same family), *behind* otherwise, and *indicative: does not hold* at `small`. In all other
+cases it is *undecided*: nobody is clearly ahead of the method, and it is not clearly ahead of all, or one of them was
+not run. A seed with which a method diverged is lost, and a comparison with such a seed has no p; if another method
+diverged with some seeds, the named one is clearly ahead if it wins all seeds. A claim is *not tested* if its methods
+were not run, or if the best method is near guessing: an accuracy below 0.15 of ten classes, an AUC below 0.55, a
+perplexity near that of the words' frequencies. Where seeds were added to those that the experiment's file plans, an
+outcome that they changed says what it was without them.
 
-A claim that two methods are level is confirmed if neither is clearly ahead and none diverged. A claim that a method
+A claim that two methods are level has a margin in the experiment's file. It is confirmed if two one-sided t tests show
+that the mean lead is smaller than the margin (p below 0.05, in the same family), contradicted or behind if the lead is
+clear and larger, and undecided otherwise. A claim that a method
 leads by more in one place than in another is confirmed if it leads and the difference is larger than its own standard
-deviation, and not confirmed if the difference is as large in the other direction, or the method clearly behind. A claim
+deviation, and contradicted if the difference is as large in the other direction, or the method clearly behind. A claim
 that a method reaches a value is confirmed if every seed reaches it. Two problems have no chance in them (Theorem 1 of
 FAFED and Figure 1 of FMGDA): all seeds give the same numbers, so that any lead counts and p says nothing there.
 
@@ -66,8 +72,8 @@ A claim that a curve fluctuates less at the beginning compares the sums of all i
 first third of the rounds, a share that we set after we had seen the curves. It is not tested where no method has an
 evaluation there that is worse than the one before; such a comparison counts in Holm's correction all the same.
 
-Orders of proved rates are confirmed, undecided (*not readable*) or not confirmed (*contradicted*) by the rule on the
-pages in [orders](orders).
+Orders of proved rates are confirmed, undecided (*not readable*) or contradicted by the rule on the pages in
+[orders](orders).
 
 A claim that a method ends worse in one place than in another is confirmed if it is clearly worse there.
 
@@ -89,10 +95,10 @@ better, ↓ that smaller ones are.
 VERDICTS = """\
 The verdict on each claim. Every comparison of an experiment counts once (a figure that shows the same runs as
 another is a further one), at the largest scale (`full`, then `mlp`, then `small`) at which it was
-made with several seeds; those at `small` count only if no other was made. The papers' claims are decided on the
+made with several seeds; those at `small` decide nothing (*not tested*). The papers' claims are decided on the
 papers' grids of step sizes; comparisons with values beyond them are counted apart (*wider grid*). *In part* means that
-some hold and others do not (*indicative: in part*: at `small`), and a verdict is as strong as the weakest of those that
-hold; *not tested*, that none was made with several seeds. Beside the verdict is how many are confirmed, and then how
+some hold and others do not, and a verdict is as strong as the weakest of those that hold, or that do not; *not tested*,
+that none was made beyond `small` with several seeds. Beside the verdict is how many are confirmed, and then how
 many at each scale, wider grids included:
 """
 FITTED = """\
@@ -129,15 +135,21 @@ def write_summary(folder):
 def texts(folder):
     """(text of the front page, text of the page of all comparisons)."""
     experiments = find_experiments(["all"])
-    found = {one.name: _outcomes(folder, one) for one in experiments}
+    ps = {paper: ps_of_paper(folder, paper) for paper in read_papers()}
+    found = {one.name: _outcomes(folder, one, ps[one.paper]) for one in experiments}
     return front(folder, experiments, found), _comparisons(folder, experiments, found)
 
 
 def _comparisons(folder, experiments, found):
-    lines = [HEAD, *_counts(experiments, found), *_fitted(folder, experiments)]
+    lines = [
+        HEAD,
+        *claims_table(folder, experiments, found),
+        *_counts(experiments, found),
+        *_fitted(folder, experiments),
+    ]
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
-        lines += [f"## {as_markdown(paper['title'])}", ""]
+        lines += [f"## {as_markdown(paper['title'])}", "", beside(paper, of_paper, found), ""]
         for claim, sentence in paper["claims"].items():
             rows = [row for one in of_paper for row in _claim_rows(one, found[one.name], claim)]
             lines += [f"### {as_markdown(sentence)}", ""]
@@ -193,8 +205,12 @@ class Row:
     is_wider: bool = False
 
 
-def _outcomes(folder, experiment):
-    """A list of `Row`s of an experiment: the scales at which a claim was tested on a panel, next to each other."""
+def _outcomes(folder, experiment, of_paper=None):
+    """A list of `Row`s of an experiment: the scales at which a claim was tested on a panel, next to each other.
+
+    `of_paper`: see `reproduction.strength.graded`; None: it is computed.
+    """
+    of_paper = ps_of_paper(folder, experiment.paper) if of_paper is None else of_paper
     if experiment.orders:
         its = [
             (one.key, one.panel, "orders", one.seeds, one.state, one.words, True)
@@ -202,7 +218,9 @@ def _outcomes(folder, experiment):
         ]
         return [Row(*one) for one in its or [("orders", "", "", 0, NOT_TESTED, "not run")]]
     made = {scale: results for scale in SCALES if (results := read_results(folder, experiment, scale))}
-    by_scale = {scale: graded(experiment, list(outcomes(experiment, its)), scale, its) for scale, its in made.items()}
+    by_scale = {
+        scale: graded(experiment, list(outcomes(experiment, its)), scale, its, of_paper) for scale, its in made.items()
+    }
     rows = []
     for number, untested in enumerate(outcomes(experiment, None)):
         tested = {scale: its[number] for scale, its in by_scale.items() if its[number].state != NOT_TESTED}
@@ -261,9 +279,10 @@ def _fitted(folder, experiments):
 def _count(rows):
     """ "2 of 3, 1 undecided; one seed: ahead in 0 of 1"; "–" of no rows. One seed is counted apart."""
     several, once = [row for row in rows if row.seeds > 1], [row for row in rows if row.seeds == 1]
-    counts = {state: sum(row.state == state for row in several) for state in (CONFIRMED, AHEAD, HOLDS, UNDECIDED)}
+    states = (CONFIRMED, AHEAD, HOLDS, UNDECIDED, BEHIND, CONTRADICTED)
+    counts = {state: sum(row.state == state for row in several) for state in states}
     words = [f"{counts.pop(CONFIRMED)} of {len(several)}"] if several else []
-    named = {AHEAD: "ahead", HOLDS: "indicative", UNDECIDED: "undecided"}
+    named = {state: state for state in states} | {HOLDS: "indicative"}
     words = (
         [", ".join(words + [f"{number} {named[state]}" for state, number in counts.items() if number])] if words else []
     )

@@ -40,10 +40,10 @@ RIVALS = EXPERIMENTS["fafed_table2_medium"].claims[0]["of"]
     ("others", "state", "words"),
     [
         ([0.5, 0.6, 0.7], "confirmed", "; ahead of FedAvg 0.6000 ± 0.1000;"),
-        ([0.8, 0.7, 0.1], "not confirmed: undecided", "; ahead of FedAvg 0.5333 ± 0.3786 by less than the spread;"),
-        ([0.55, 0.8, 0.83], "not confirmed: undecided", "; behind FedAvg 0.7267 ± 0.1537 by less than the spread;"),
-        ([0.6, 0.71, 0.8], "not confirmed: undecided", "; level with FedAvg 0.7033 ± 0.1002;"),
-        ([0.9, 0.95, 0.97], "not confirmed", "; behind FedAvg 0.9400 ± 0.0361;"),
+        ([0.8, 0.7, 0.1], "undecided", "; ahead of FedAvg 0.5333 ± 0.3786 by less than the spread;"),
+        ([0.55, 0.8, 0.83], "undecided", "; behind FedAvg 0.7267 ± 0.1537 by less than the spread;"),
+        ([0.6, 0.71, 0.8], "undecided", "; level with FedAvg 0.7033 ± 0.1002;"),
+        ([0.9, 0.95, 0.97], "contradicted", "; behind FedAvg 0.9400 ± 0.0361;"),
         ([0.5], "one seed: ahead", "; ahead of FedAvg 0.5000;"),
         ([0.7], "one seed: not ahead", "; behind FedAvg 0.7000;"),
     ],
@@ -58,12 +58,12 @@ def test_a_claim_needs_a_lead_larger_than_its_spread(others, state, words):
 def test_one_rival_that_is_clearly_ahead_decides_a_claim_and_one_that_is_level_leaves_it_open():
     ours, behind, level, ahead = [0.6, 0.71, 0.8], [0.5, 0.6, 0.7], [0.8, 0.7, 0.1], [0.9, 0.95, 0.97]
     others = dict.fromkeys(RIVALS, behind)
-    assert outcome_of(ours, others | {"STEM": level}).state == "not confirmed: undecided"
-    assert outcome_of(ours, others | {"STEM": level, "FedAMS": ahead}).state == "not confirmed"
+    assert outcome_of(ours, others | {"STEM": level}).state == "undecided"
+    assert outcome_of(ours, others | {"STEM": level, "FedAMS": ahead}).state == "contradicted"
     del others["FedAMS"]
     found = outcome_of(ours, others)
-    assert found.state == "not confirmed: undecided" and found.words.endswith("; not run: FedAMS"), found
-    assert outcome_of(ours, others | {"STEM": ahead}).state == "not confirmed"
+    assert found.state == "undecided" and found.words.endswith("; not run: FedAMS"), found
+    assert outcome_of(ours, others | {"STEM": ahead}).state == "contradicted"
     assert outcome_of([0.6], {name: [0.5] for name in others}).state == "one seed: not ahead"
 
 
@@ -73,11 +73,11 @@ def test_one_rival_that_is_clearly_ahead_decides_a_claim_and_one_that_is_level_l
         ([0.6, 0.7, 0.8], [None, None, 0.7], "confirmed", "ahead of FedAvg 0.7000 (2 of 3 diverged)"),
         ([0.6, 0.7, 0.8], [None, 0.5, 0.7], "confirmed", "ahead of FedAvg 0.6000 ± 0.1414 (1 of 3 diverged)"),
         ([0.6, 0.7, 0.8], [None, None, None], "confirmed", "ahead of FedAvg (diverged)"),
-        ([0.6, 0.7, 0.8], [None, None, 0.9], "not confirmed: undecided", "(2 of 3 diverged), but not with every seed"),
-        ([0.6, 0.7, 0.8], [None, 0.9, 0.9], "not confirmed: undecided", "behind FedAvg 0.9000 ± 0.0000 (1 of 3"),
-        ([0.6, 0.7, None], [0.1, 0.1, 0.1], "not confirmed", "FAFED 0.6500 ± 0.0707 (1 of 3 diverged); ahead"),
-        ([0.6, 0.7, None], [0.1, 0.1, None], "not confirmed", "FAFED 0.6500 ± 0.0707 (1 of 3 diverged); ahead"),
-        ([None, None, None], [0.1, 0.1, 0.1], "not confirmed", "FAFED (diverged); behind FedAvg 0.1000"),
+        ([0.6, 0.7, 0.8], [None, None, 0.9], "undecided", "(2 of 3 diverged), but not with every seed"),
+        ([0.6, 0.7, 0.8], [None, 0.9, 0.9], "undecided", "behind FedAvg 0.9000 ± 0.0000 (1 of 3"),
+        ([0.6, 0.7, None], [0.1, 0.1, 0.1], "contradicted", "FAFED 0.6500 ± 0.0707 (1 of 3 diverged); ahead"),
+        ([0.6, 0.7, None], [0.1, 0.1, None], "contradicted", "FAFED 0.6500 ± 0.0707 (1 of 3 diverged); ahead"),
+        ([None, None, None], [0.1, 0.1, 0.1], "contradicted", "FAFED (diverged); behind FedAvg 0.1000"),
         ([0.6], [None], "one seed: ahead", "ahead of FedAvg (diverged)"),
         ([None], [0.6], "one seed: not ahead", "FAFED (diverged); behind FedAvg 0.6000"),
         ([None], [None], "one seed: not ahead", "FAFED (diverged); level with FedAvg (diverged)"),
@@ -128,19 +128,19 @@ def losses(curve, seed=0):
     ("here", "there", "state", "words"),
     [
         ([[3.0, 3.1], [2.0, 2.0]], [[3.0, 3.0], [2.5, 2.6]], "confirmed", "0.4500 ± 0.0707"),
-        ([[3.0, 3.1], [2.0, 2.0]], [[3.0, 3.0], [1.5, 1.6]], "not confirmed", "1.4500 ± 0.0707"),
+        ([[3.0, 3.1], [2.0, 2.0]], [[3.0, 3.0], [1.5, 1.6]], "contradicted", "1.4500 ± 0.0707"),
         (
             [[3.0, 3.0], [3.1, 3.1]],
             [[3.0, 3.0], [3.5, 3.6]],
-            "not confirmed",
+            "contradicted",
             "-0.5500 ± 0.0707; it is clearly behind, so",
         ),
-        ([[3.0, 3.0], [2.9, 3.3]], [[3.0, 3.0], [3.9, 4.3]], "not confirmed: undecided", "; no lead on either"),
-        ([[3.0, 3.0], [3.1, 3.1]], [[3.0, 3.0], [3.0, 3.3]], "not confirmed", "; it is clearly behind, so"),
-        ([[3.0, 3.0], [3.1, 3.1]], [[3.0, 3.0], [2.9, 2.8]], "not confirmed", "0.1500 ± 0.0707; it is clearly behind"),
-        ([[3.0, 3.9], [2.0, 2.0]], [[3.0, 3.0], [2.0, 2.1]], "not confirmed: undecided", "less than its spread"),
-        ([[3.0, 3.1], [2.0, None]], [[3.0, 3.0], [2.5, 2.6]], "not confirmed", "FedAvg-M diverged"),
-        ([[3.0, 3.1], [2.0, 2.0]], [[3.0, None], [2.5, 2.6]], "not confirmed: undecided", "FedAvg diverged"),
+        ([[3.0, 3.0], [2.9, 3.3]], [[3.0, 3.0], [3.9, 4.3]], "undecided", "; no lead on either"),
+        ([[3.0, 3.0], [3.1, 3.1]], [[3.0, 3.0], [3.0, 3.3]], "contradicted", "; it is clearly behind, so"),
+        ([[3.0, 3.0], [3.1, 3.1]], [[3.0, 3.0], [2.9, 2.8]], "contradicted", "0.1500 ± 0.0707; it is clearly behind"),
+        ([[3.0, 3.9], [2.0, 2.0]], [[3.0, 3.0], [2.0, 2.1]], "undecided", "less than its spread"),
+        ([[3.0, 3.1], [2.0, None]], [[3.0, 3.0], [2.5, 2.6]], "contradicted", "FedAvg-M diverged"),
+        ([[3.0, 3.1], [2.0, 2.0]], [[3.0, None], [2.5, 2.6]], "undecided", "FedAvg diverged"),
         ([[3.0], [2.0]], [[3.0], [2.5]], "one seed: ahead", ": 0.5000"),
         ([[3.0], [2.0]], [[3.0], [1.5]], "one seed: not ahead", ": 1.5000"),
         ([[3.0], [3.1]], [[3.0], [3.5]], "one seed: not ahead", "; no lead on either"),
@@ -185,9 +185,9 @@ def test_a_claim_of_a_larger_lead_takes_the_last_tenth_of_the_rounds_that_both_p
     ("values", "state"),
     [
         ([[1.0, 1.3], [1.1, 1.2]], "confirmed"),
-        ([[1.0, 1.1], [2.0, 2.2]], "not confirmed"),
-        ([[3.0, 3.1], [2.0, 2.2]], "not confirmed"),
-        ([[1.0, 1.3], [0.9, None]], "not confirmed"),
+        ([[1.0, 1.1], [2.0, 2.2]], "contradicted"),
+        ([[3.0, 3.1], [2.0, 2.2]], "contradicted"),
+        ([[1.0, 1.3], [0.9, None]], "contradicted"),
         ([[1.0], [1.0]], "one seed: undecided"),
     ],
     ids=["within the spread", "ahead", "behind", "diverged", "one seed"],
@@ -206,8 +206,8 @@ def test_a_claim_that_methods_are_level_fails_if_one_leads_by_more_than_the_spre
     ("gaps", "state"),
     [
         ([1.0e-12, 1.0e-11], "confirmed"),
-        ([1.0e-12, 1.0e-5], "not confirmed"),
-        ([1.0e-12, None], "not confirmed"),
+        ([1.0e-12, 1.0e-5], "contradicted"),
+        ([1.0e-12, None], "contradicted"),
         ([1.0e-12], "one seed: reached"),
         ([1.0e-5], "one seed: not reached"),
         ([], "not tested"),

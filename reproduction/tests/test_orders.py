@@ -39,8 +39,8 @@ def test_the_rule_decides(tmp_path):
     states = {panel: its.state for panel, its in found.items()}
     assert states == {
         "fedavg against R": "confirmed",
-        "stem against R": "not confirmed",
-        "fafed against R": "not confirmed: undecided",
+        "stem against R": "contradicted",
+        "fafed against R": "undecided",
     }
     assert found["fedavg against R"].seeds == 4 and "-0.50 ± 0.00 (last half)" in found["fedavg against R"].words
     text = orders.page(tmp_path, one)

@@ -40,7 +40,7 @@ def test_a_single_lucky_seed_decides_nothing():
     ours = method("A", [line(0.02), line(0.02), line(0.02)])
     theirs = method("B", [line(0.01), line(0.01), {10: 0.1, 20: 0.9, 30: 0.3, 40: 0.4}])
     found = outcome(FASTER, ours, theirs)
-    assert found.state == "not confirmed: undecided" and "-4 % ± 94 % saved" in found.words
+    assert found.state == "undecided" and "-4 % ± 94 % saved" in found.words
 
 
 def test_twice_as_fast_saves_half_of_the_rounds():
@@ -83,7 +83,7 @@ def test_the_lead_with_a_seed_is_the_share_that_is_saved_less_the_claimed_one():
         ([0.02, 0.021, 0.022], 0.45, "confirmed", "p 0.031, corrected 0.031"),
         ([0.02, 0.021, 0.022], 0.5, "ahead", "p 0.22, corrected 0.22"),
         ([0.02] * 3, 0, "confirmed", "p 0, corrected 0"),  # the same saving with all seeds
-        ([0.01] * 3, 0, "not confirmed: undecided", "p 1, corrected 1"),
+        ([0.01] * 3, 0, "undecided", "p 1, corrected 1"),
     ],
 )
 def test_a_claim_to_be_faster_needs_p_as_any_other(slopes, saves, state, p):
@@ -104,15 +104,15 @@ def test_without_p_no_lead_is_confirmed():
     [
         ([line(0.02)] * 3, [line(0.01)] * 3, 0, "confirmed"),
         ([line(0.02)] * 3, [line(0.01)] * 3, 0.45, "confirmed"),
-        ([line(0.02)] * 3, [line(0.01)] * 3, 0.55, "not confirmed"),
-        ([line(0.01)] * 3, [line(0.02)] * 3, 0, "not confirmed"),
-        (NOISY, [line(0.01)] * 3, 0, "not confirmed: undecided"),
-        ([line(0.01)] * 3, [line(0.01)] * 3, 0, "not confirmed: undecided"),
+        ([line(0.02)] * 3, [line(0.01)] * 3, 0.55, "contradicted"),
+        ([line(0.01)] * 3, [line(0.02)] * 3, 0, "contradicted"),
+        (NOISY, [line(0.01)] * 3, 0, "undecided"),
+        ([line(0.01)] * 3, [line(0.01)] * 3, 0, "undecided"),
         ([line(0.02)], [line(0.01)], 0, "one seed: ahead"),
         ([line(0.01)], [line(0.02)], 0, "one seed: not ahead"),
         ([line(0.02)] * 3, [None] * 3, 0, "confirmed"),
         ([line(0.02)] * 3, [line(0.01), None, None], 0, "confirmed"),
-        ([line(0.02), None, line(0.02)], [line(0.01)] * 3, 0, "not confirmed"),
+        ([line(0.02), None, line(0.02)], [line(0.01)] * 3, 0, "contradicted"),
         ([{40: 0.4}], [{40: 0.4}], 0, "not tested"),
     ],
 )
@@ -128,7 +128,7 @@ def test_the_words_have_the_numbers():
 def test_a_rival_that_was_not_run_leaves_the_claim_open():
     claim = FASTER | {"of": ["B", "C"]}
     found = outcome(claim, method("A", [line(0.02)] * 3), method("B", [line(0.01)] * 3))
-    assert found.state == "not confirmed: undecided" and "not run: C" in found.words
+    assert found.state == "undecided" and "not run: C" in found.words
 
 
 def test_fluctuation_is_the_sum_of_the_steps_in_the_wrong_direction():
@@ -144,12 +144,12 @@ FALLING = {r: 1 / r for r in range(1, 10)}
     ("ours", "theirs", "state"),
     [
         (FALLING, FALLING | {2: 1.2}, "confirmed"),
-        (FALLING | {2: 1.2}, FALLING, "not confirmed"),
-        (FALLING | {2: 1.2}, FALLING | {2: 1.2}, "not confirmed: undecided"),
-        (FALLING | {3: 0.6}, FALLING | {3: 0.6, 4: 0.9, 8: 2.0}, "not confirmed: undecided"),  # only the first third
+        (FALLING | {2: 1.2}, FALLING, "contradicted"),
+        (FALLING | {2: 1.2}, FALLING | {2: 1.2}, "undecided"),
+        (FALLING | {3: 0.6}, FALLING | {3: 0.6, 4: 0.9, 8: 2.0}, "undecided"),  # only the first third
         (FALLING, FALLING | {5: 2.0}, "not tested"),  # no curve rises at first
         (FALLING, None, "confirmed"),
-        (None, FALLING, "not confirmed"),
+        (None, FALLING, "contradicted"),
         ({1: 1.0, 9: 0.5}, {1: 1.0, 9: 0.5}, "not tested"),  # one evaluation in the first third
     ],
 )
@@ -174,7 +174,7 @@ def test_the_best_value_so_far_is_compared_where_the_figure_shows_it():
     ours = method("A", [{5: 0.9, 10: 0.1}, {5: 0.8, 10: 0.2}, {5: 0.7, 10: 0.2}])
     theirs = method("B", [{5: 0.5, 10: 0.6}] * 3)
     claim = {"ahead": "A", "of": ["B"]}
-    assert outcome(claim, ours, theirs).state == "not confirmed"
+    assert outcome(claim, ours, theirs).state == "contradicted"
     found = outcome(claim | {"best_so_far": True}, ours, theirs)
     assert found.state == "confirmed" and found.words.startswith(
         "best test accuracy so far ↑: A 0.8000 ± 0.1000; ahead"

@@ -23,7 +23,7 @@ from fedmpi.ground.text import as_markdown, format_metric
 from fedmpi.runs.folder import is_run, read_run
 from fedmpi.training.config import read_command_line
 from reproduction.__main__ import CPU_TIMES, listing
-from reproduction.claims import CONFIRMED, NOT_CONFIRMED, UNDECIDED, ordering
+from reproduction.claims import CONFIRMED, CONTRADICTED, UNDECIDED, ordering
 from reproduction.csv_files import write_tables
 from reproduction.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
 from reproduction.front import _anchor, _compared, verdict_of
@@ -454,17 +454,15 @@ def test_the_summary_counts_claims_and_puts_the_scales_of_a_claim_next_to_each_o
     _, text = texts(tmp_path)
     sentence = read_papers()["fafed"]["claims"]["best"]
     untested = sum(len(its.panels) for its in RUN if its.paper == "fafed" and its.claims[0]["claim"] == "best")
-    assert (
-        f"| fafed | {sentence} | **not confirmed** | 0 of 1 | 0 of 1, 1 indicative | – | 0 of 1 | {untested - 1} |"
-        in text
-    )
+    counts = f"0 of 1, 1 behind | 0 of 1, 1 indicative | – | 0 of 1, 1 behind | {untested - 1}"
+    assert f"| fafed | {sentence} | behind | {counts} |" in text
     lines = [
         line
         for line in text.splitlines()
         if "/fafed_table2_medium.md), medium, on the paper's grid |" in line and "not tested" not in line
     ]
     assert ["small, 2 seeds" in lines[0], "full, 2 seeds" in lines[1], len(lines)] == [True, True, 2]
-    assert "| indicative: holds |" in lines[0] and "**not confirmed**" in lines[1]
+    assert "| indicative: holds |" in lines[0] and "| behind |" in lines[1]
     assert "The small scale says the same as a larger one in 0 of 1 comparisons." in text
 
 
@@ -493,12 +491,12 @@ def row(state, seeds=3, decides=True, scale="full"):
     [
         ([row("confirmed"), row("confirmed", 2)], "confirmed", "2 of 2"),
         ([row("confirmed"), row("one seed: not ahead", 1)], "confirmed", "1 of 1; one seed: ahead in 0 of 1"),
-        ([row("confirmed"), row("not confirmed", decides=False)], "confirmed", "1 of 2"),
-        ([row("confirmed"), row("not confirmed", 2)], "in part", "1 of 2"),
-        ([row("confirmed"), row("not confirmed: undecided")], "in part", "1 of 2, 1 undecided"),
-        ([row("not confirmed"), row("not confirmed: undecided")], "not confirmed", "0 of 2, 1 undecided"),
-        ([row("not confirmed: undecided")], "not confirmed: undecided", "0 of 1, 1 undecided"),
-        ([row("not confirmed"), row("not tested", 0)], "not confirmed", "0 of 1"),
+        ([row("confirmed"), row("contradicted", decides=False)], "confirmed", "1 of 2"),
+        ([row("confirmed"), row("contradicted", 2)], "in part", "1 of 2"),
+        ([row("confirmed"), row("undecided")], "in part", "1 of 2, 1 undecided"),
+        ([row("contradicted"), row("undecided")], "contradicted", "0 of 2, 1 undecided"),
+        ([row("undecided")], "undecided", "0 of 1, 1 undecided"),
+        ([row("contradicted"), row("not tested", 0)], "contradicted", "0 of 1"),
         ([row("confirmed"), row("ahead", 2)], "ahead", "1 of 2, 1 ahead"),
         ([row("confirmed"), row("indicative: does not hold", scale="small")], "confirmed", "1 of 2"),
         ([row("indicative: holds", scale="small")] * 2, "indicative: holds", "0 of 2, 2 indicative"),
@@ -518,7 +516,7 @@ def test_the_verdict_on_a_claim_takes_the_outcomes_that_decide(rows, verdict, co
 
 
 def test_the_front_page_says_how_many_comparisons_are_contradicted():
-    long = [row("confirmed"), row("ahead"), row("not confirmed"), row("not confirmed"), row("not confirmed: undecided")]
+    long = [row("confirmed"), row("ahead"), row("contradicted"), row("contradicted"), row("undecided")]
     short = [row("indicative: holds", scale="small"), row("indicative: does not hold", scale="small")]
     assert _compared(long + short) == "1 of 5, 1 more ahead, 2 contradicted; indicative: 1 of 2"
     assert _compared(short) == "indicative: 1 of 2" and _compared([row("confirmed")]) == "1 of 1"
@@ -615,32 +613,32 @@ def test_the_summary_is_made_from_the_committed_numbers():
     assert (RESULTS / "claims.md").read_text(encoding="utf-8") == comparisons
     assert front.count("\n") <= 60 and "| printed | 0.8451 |" in front
     anchors = {_anchor(line.removeprefix("### ")) for line in comparisons.splitlines() if line.startswith("### ")}
-    assert {*re.findall(r"claims\.md#([^)]*)[)]", front)} == anchors
+    assert {*re.findall(r"\(#([^)]*)[)]", comparisons)} == anchors >= {*re.findall(r"claims\.md#([^)]*)[)]", front)}
 
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
 def test_the_table_of_the_papers_has_each_claim_where_its_outcome_puts_it():
-    front, _ = texts(RESULTS)
-    of_papers, of_claims = front.split("## FAFED's Table 2")[0], front.split("## The claims")[1]
+    front, comparisons = texts(RESULTS)
+    rows_of_papers = [line for line in front.split("## FAFED's Table 2")[0].splitlines() if "(`" in line]
     found = []
-    for line in of_papers.splitlines()[3:]:
-        name, *columns, _ = (cell.strip() for cell in line.split("|")[1:-1])
-        for column, cell in zip(("holds", "in part", "not"), columns, strict=True):
+    for line in rows_of_papers:
+        name, *columns = (cell.strip() for cell in line.split("|")[1:-1])
+        for column, cell in zip(("holds", "in part", "against", "not tested"), columns, strict=True):
             found += [
                 (name.split("`")[1], column, *one) for one in re.findall(r"\(claims\.md#([^)]*)\)( \(.*?\))?", cell)
             ]
     expected = []
     for row in re.findall(
-        r"^\| (\w+) \| \[.*?\]\(claims\.md#([^)]*)\) \| ([^|]*) \| ([^|]*) \|", of_claims, re.MULTILINE
+        r"^\| (\w+) \| \[.*?\]\(#([^)]*)\) \| ([^|]*) \| ([^|]*) \|", comparisons.split("## Printed")[0], re.MULTILINE
     ):
         paper, anchor, verdict, counts = row
-        part = "in part" if "in part" in verdict else "not" if re.search("not |does not", verdict) else "holds"
-        words = next((one for one in ("undecided", "not tested", "ahead") if one in verdict), "")
-        words = re.split("; (?:indicative|wider)", counts)[0] if verdict == "in part" else words
-        words = "short runs" if "indicative" in verdict else words
-        expected.append((paper, part, anchor, words and f" ({words})"))
+        verdict = verdict.strip("*")
+        parts = {"confirmed": "holds", "ahead": "holds", "in part": "in part", "not tested": "not tested"}
+        words = {"confirmed": "", "not tested": "", "ahead": "ahead", "undecided": "undecided"}.get(verdict)
+        words = re.split("; (?:indicative|wider)", counts)[0] if words is None else words
+        expected.append((paper, parts.get(verdict, "against"), anchor, words and f" ({words})"))
     assert sorted(found) == sorted(expected) and len(found) > 25
-    assert [line.split("(`")[0] for line in of_papers.splitlines()[3:]] == [
+    assert [line.split("(`")[0] for line in rows_of_papers] == [
         "| FAFED ",
         "| Fed-LAMB ",
         "| Momentum ",
@@ -651,24 +649,34 @@ def test_the_table_of_the_papers_has_each_claim_where_its_outcome_puts_it():
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
 def test_the_front_page_is_short():
-    front, _ = texts(RESULTS)
+    front, comparisons = texts(RESULTS)
     seen = re.sub(r"\]\([^)]*\)", "]", front)
-    in_short, table, claims = re.split("\n## ", seen)
-    assert len(re.findall(r"\w+", in_short)) < 600 and len(re.findall(r"\w+", table)) < 500
-    assert "![" in table and front.count("\n") <= 60
+    assert len(re.findall(r"[^\s|•]+", seen)) <= 900 and front.count("\n") <= 60
     for paper in read_papers().values():
+        assert f"* **{paper['name']}.**" in "\n".join(front.splitlines()[1:6]) and "{" not in front
         assert len(paper["beside"].split()) <= 45
         for key, sentence in paper["said"].items():
-            assert len(sentence.split()) <= 26 and f"| {as_markdown(sentence)} |" in claims, key
+            assert len(sentence.split()) <= 26 and f"| {as_markdown(sentence)} |" in comparisons, key
         assert {*paper["said"]} == {*paper["claims"]} - {*paper.get("ours", ())}
 
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
-def test_a_command_of_the_front_page_names_experiments_that_have_a_small_scale():
-    """Of the six experiments on *half of the rounds saved* two have one, and of the three on *variance reduction*."""
+def test_the_front_page_says_how_many_panels_of_the_papers_were_run():
     front, _ = texts(RESULTS)
-    rows = [line for line in front.splitlines() if line.startswith("| ") and "| `" in line]
-    named = {row.split("[")[1].split("]")[0]: row.split(" | ")[-2] for row in rows if "](claims" in row}
+    line = next(line for line in front.splitlines() if "panels" in line)
+    total, *parts = map(int, re.findall(r"\d+", line))
+    assert total == sum(paper["panels"] for paper in read_papers().values()) == sum(parts)
+    for key, paper in read_papers().items():
+        assert sum(one.shows for one in EXPERIMENTS if one.paper == key) <= paper["panels"]
+    assert f"{parts[0]} of {total} panels" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not MADE, reason="nothing was run yet")
+def test_a_command_of_the_claims_names_experiments_that_have_a_small_scale():
+    """Of the six experiments on *half of the rounds saved* two have one, and of the three on *variance reduction*."""
+    _, comparisons = texts(RESULTS)
+    rows = [line for line in comparisons.splitlines() if line.startswith("| ") and "| `" in line]
+    named = {row.split("[")[1].split("]")[0]: row.split(" | ")[-2] for row in rows if "](#" in row}
     assert named["half of the rounds saved"] == "`lamb_figure3_mlp lamb_figure5`"
     assert named["variance reduction is ahead of MB-STORM and CE-LSGD"] == "`mom_figure1_full mom_figure4`"
     names = {name for words in named.values() for name in words.strip("`").split()} - {*read_papers()}
@@ -676,9 +684,9 @@ def test_a_command_of_the_front_page_names_experiments_that_have_a_small_scale()
 
 
 def test_comparisons_on_a_wider_grid_are_counted_apart_and_do_not_decide():
-    states = [(CONFIRMED, False), (AHEAD, False), (NOT_CONFIRMED, True), (UNDECIDED, True)]
+    states = [(CONFIRMED, False), (AHEAD, False), (CONTRADICTED, True), (UNDECIDED, True)]
     rows = [Row("a", "p", "full", 3, state, "", True, is_wider=wider) for state, wider in states]
-    assert verdict_of(rows) == AHEAD and verdict_of(rows[2:]) == NOT_CONFIRMED
+    assert verdict_of(rows) == AHEAD and verdict_of(rows[2:]) == CONTRADICTED
     assert _compared(rows) == "1 of 2, 1 more ahead; wider grid: 0 of 2, 1 contradicted"
     wider = {one.name for one in EXPERIMENTS for row in _outcomes(RESULTS, one) if row.is_wider}
     assert wider == {one.name for one in EXPERIMENTS if one.widens} and len(wider) >= 4
@@ -696,9 +704,9 @@ def test_the_pages_of_all_results_may_be_written_again_and_those_of_others_not(t
 
 @pytest.mark.skipif(not MADE, reason="nothing was run yet")
 def test_what_stands_beside_the_outcomes_has_the_verdicts_on_our_questions():
-    front, _ = texts(RESULTS)
-    of_papers, of_claims = front.split("## FAFED's Table 2")[0], front.split("## The claims")[1]
-    said = re.findall(r"(?:: |; )\[([^]]*)\]\(claims\.md#([^)]*)\) \(([^)]*)\)", of_papers)
+    _, comparisons = texts(RESULTS)
+    questions = next(line for line in comparisons.splitlines() if "Questions of ours" in line)
+    said = re.findall(r"(?:: |; )\[(\w[\w ]*)\]\(#([^)]*)\) \(([^)]*)\)", comparisons.replace(questions, ""))
     assert len(said) == 2
     for verdict, anchor, counts in said:
-        assert f"(claims.md#{anchor}) ({verdict}: {counts})" in of_claims
+        assert f"(#{anchor}) ({verdict}: {counts})" in questions

@@ -1,13 +1,14 @@
 """How strong an outcome is: p, intervals, Holm's correction, the length of runs, and guessing."""
 
 import pytest
+import scipy.stats
 from test_claims import run
 
 from fedmpi.cli.comparison import Method
 from reproduction.claims import Outcome, outcomes
 from reproduction.experiment import Experiment
 from reproduction.results import Results
-from reproduction.strength import agreement, graded, holm, interval, p_value
+from reproduction.strength import agreement, graded, holm, interval, p_of_level, p_value
 from reproduction.summary import Row
 
 
@@ -55,14 +56,65 @@ LEVEL = [0.5] * 3
         ("full", MILD, 1, "confirmed"),
         ("full", MILD, 2, "ahead"),  # two comparisons in this experiment
         ("full", CLEAR[:2], 1, "ahead"),  # two seeds
-        ("full", [0.5, 0.5, 0.6], 1, "not confirmed: undecided"),
-        ("full", [0.4, 0.41, 0.42], 1, "not confirmed"),
+        ("full", [0.5, 0.5, 0.6], 1, "undecided"),
+        ("full", [0.3, 0.29, 0.28], 1, "contradicted"),
+        ("full", [0.38, 0.34, 0.28], 2, "behind"),  # the same bar as for "ahead"
+        ("full", [0.3, 0.29], 1, "behind"),
         ("small", [0.4, 0.41, 0.42], 1, "indicative: does not hold"),
         ("small", [0.7], 1, "one seed: ahead"),
     ],
 )
 def test_an_outcome_is_as_strong_as_what_it_rests_on(scale, ours, claims, state):
     assert grade(scale, claims, A=ours, B=LEVEL[: len(ours)]).state == state
+
+
+def test_one_of_several_rivals_is_ahead_with_p_times_their_number():
+    lags = [0.2, 0.21, 0.26]
+    found = grade(A=[0.5 - lag for lag in lags], B=LEVEL, C=[0.1, 0.4, 0.2])
+    p = p_value(lags)
+    assert found.state == "contradicted" and f"p {2 * p:.2g}, corrected {2 * p:.2g}" in found.numbers
+
+
+def test_the_family_of_a_correction_is_the_paper():
+    claim = {"claim": "best", "ahead": "A", "of": ["B"]}
+    one = Experiment("x", ".yaml", "", "", "", panels={"p": {}}, metric="accuracy", claims=[claim])
+    found = results(A=MILD, B=LEVEL)
+    made = list(outcomes(one, found))
+    states = []
+    for others in ({}, {("y", "mlp"): [0.5, None]}, {("y", "small"): [0.5], ("x", "full"): [0.5]}):
+        states.append(graded(one, made, "full", found, others)[0].state)
+    assert states == ["confirmed", "ahead", "confirmed"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "state"),
+    [
+        ([0.501, 0.5, 0.499], "confirmed"),
+        ([0.504, 0.503, 0.504], "confirmed"),  # clear, and within the margin
+        ([0.52, 0.5, 0.49], "undecided"),  # the mean is within, the interval is not
+        ([0.6, 0.61, 0.62], "contradicted"),
+        ([0.6, 0.55, 0.5], "behind"),
+    ],
+)
+def test_level_needs_a_margin_and_is_shown_by_two_one_sided_tests(ours, state):
+    claim = {"claim": "best", "ahead": "A", "of": ["B"], "level": 0.01}
+    one = Experiment("x", ".yaml", "", "", "", panels={"p": {}}, metric="accuracy", claims=[claim])
+    found = results(A=ours, B=LEVEL)
+    (made,) = graded(one, list(outcomes(one, found)), "full", found)
+    assert made.state == state and "level within 0.01" in made.words
+    if state == "confirmed":
+        leads = [value - 0.5 for value in ours]
+        sides = ((-0.01, "greater"), (0.01, "less"))
+        p = max(scipy.stats.ttest_1samp(leads, bound, alternative=side).pvalue for bound, side in sides)
+        assert p_of_level(leads, 0.01) == pytest.approx(p, rel=1e-9) and p < 0.05
+
+
+def test_an_outcome_that_added_seeds_have_changed_says_so():
+    claim = {"claim": "best", "ahead": "A", "of": ["B"]}
+    one = Experiment("x", ".yaml", "", "", "", panels={"p": {}}, metric="accuracy", seeds=[0, 1], claims=[claim])
+    found = results(A=[*CLEAR, 0.71], B=[0.5] * 4)
+    (made,) = graded(one, list(outcomes(one, found)), "full", found)
+    assert made.state == "confirmed" and made.words.endswith("; with the 2 seeds that were planned: ahead")
 
 
 def test_p_is_that_of_the_closest_rival_and_the_interval_is_shown():
@@ -89,7 +141,7 @@ def test_values_are_means_over_the_last_tenth_of_the_rounds():
 
 
 def test_the_agreement_of_scales():
-    at_full = ("confirmed", "not confirmed", "ahead", "not tested")
+    at_full = ("confirmed", "contradicted", "ahead", "not tested")
     rows = [Row("a", "p", "small", 3, "indicative: holds", "", number=number) for number in range(len(at_full))]
     rows += [Row("a", "p", "full", 3, state, "", number=number) for number, state in enumerate(at_full)]
     other = [Row("a", "p", "small", 3, "indicative: holds", ""), Row("a", "p", "full", 1, "one seed: ahead", "")]
