@@ -139,7 +139,7 @@ class FederatedCallback(TrainerCallback):
         self._is_training = True
 
     def _check(self, args: Any, state: Any, per_epoch: int | None) -> None:
-        """Raise UserError if Trainer was made without this callback, or the best model could be one that is no average."""
+        """Raise UserError if Trainer was made without the callback, or the best model could be no average."""
         if not self._has_folder:
             raise UserError("FederatedCallback was added to a Trainer: expected Trainer(..., callbacks=[...]) with it")
         every = self._settings.get("every") or self._settings.get("local_steps", 10)
@@ -259,9 +259,10 @@ def _check_saver(args: Any, state: Any, rank: int) -> None:
 def _steps_per_epoch(args: Any, loader: Any) -> int | None:
     """Optimizer steps of a pass over this rank's data; None: unknown."""
     try:
-        return math.ceil(len(loader) / args.gradient_accumulation_steps)
+        batches = len(loader)
     except TypeError:  # a stream
         return None
+    return math.ceil(batches / int(args.gradient_accumulation_steps))
 
 
 def _when(args: Any, state: Any, name: str, per_epoch: int | None) -> str:

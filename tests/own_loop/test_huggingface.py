@@ -169,6 +169,37 @@ def test_wrong_arguments_are_one_line(tmp_path, given, message):
 
 
 @needs_them
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"numbers": [8, 64], "save_strategy": "epoch"},
+            "save_strategy is epoch (every 2) on rank 0",
+        ),
+        (
+            {"numbers": [8, 64], "eval_strategy": "epoch", "evaluates": True},
+            "eval_strategy is epoch (every 2) on",
+        ),
+        ({"numbers": [8, 64], "max_steps": -1, "num_train_epochs": 1}, "max_steps is 2 on rank 0, 16 on rank 1"),
+        ({"adds": True}, "FederatedCallback was added to a Trainer: expected Trainer(..., callbacks=[...]) with it"),
+        ({"fails": 1}, "fails by itself"),
+    ],
+)
+def test_what_would_differ_later_ends_the_job_before_the_first_step(tmp_path, given, message):
+    _, printed = fine_tune(tmp_path, code=None, **given)
+    assert message in printed
+
+
+@needs_them
+def test_early_stopping_ends_all_ranks_even_before_the_callback(tmp_path):
+    """The accuracy is the rank's number in even evaluations: one rank would stop, the other not."""
+    given = {"eval_strategy": "steps", "eval_steps": 5, "load_best_model_at_end": True, "evaluates": True}
+    found, _ = fine_tune(tmp_path, stops_early=True, metric_for_best_model="accuracy", **given)
+    assert found[0]["trained"] == found[1]["trained"] and found[0]["best"] == found[1]["best"]
+    assert found[0]["accounts"]["round"] == 2
+
+
+@needs_them
 def test_frozen_factors_stay_equal(tmp_path):
     """FFA-LoRA: half of the bytes."""
     found, _ = fine_tune(tmp_path, federation={"every": 5, "freeze": "*lora_A*"}, save_strategy="no")
