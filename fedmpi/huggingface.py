@@ -199,17 +199,12 @@ class FederatedTrainer(Trainer):
     optimizer: Any
 
     def __init__(self, *arguments: Any, federation: Mapping[str, Any], **others: Any) -> None:
-        for name, of_trainer in OF_TRAINER.items():
-            if name in federation:
-                raise UserError(f"federation: {name} = {federation[name]}: give {of_trainer} to TrainingArguments")
-        if (others.get("optimizers") or (None,))[0] is not None:
-            raise UserError("optimizers: an algorithm takes the optimizer's place: leave it out, or use the callback")
         self.joining = _Joining(federation)
+        with self.joining._link() as link:
+            agree(link, lambda: _check_arguments(federation, others.get("optimizers")))
         self._batches: list[Any] = []  # accumulated so far for the next step
         others["callbacks"] = [self.joining, *(others.get("callbacks") or ())]
         super().__init__(*arguments, **others)
-        if self.args.fp16:
-            raise UserError("fp16 = True: scaled losses have scaled gradients: expected bf16, or float32")
 
     def create_optimizer(self, model: Any = None) -> Any:
         """An optimizer that changes nothing, as no parameter has a gradient left: it has the schedule's step size."""
@@ -244,6 +239,20 @@ class _Joining(FederatedCallback):
 
     def _after_step(self) -> None:
         """`training_step` has made it."""
+
+    def _check(self, args: Any, *others: Any) -> None:
+        if args.fp16:
+            raise UserError("fp16 = True: scaled losses have scaled gradients: expected bf16, or float32")
+        super()._check(args, *others)
+
+
+def _check_arguments(federation: Mapping[str, Any], optimizers: Any) -> None:
+    """Raise UserError if a `FederatedTrainer` is given what is Trainer's, or an optimizer."""
+    for name, of_trainer in OF_TRAINER.items():
+        if name in federation:
+            raise UserError(f"federation: {name} = {federation[name]}: give {of_trainer} to TrainingArguments")
+    if (optimizers or (None,))[0] is not None:
+        raise UserError("optimizers: an algorithm takes the optimizer's place: leave it out, or use the callback")
 
 
 def _check_saver(args: Any, state: Any, rank: int) -> None:

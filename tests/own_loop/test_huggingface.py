@@ -160,6 +160,7 @@ def test_a_quantised_base_is_left_as_it_is(tmp_path):
         ({"federation": {"every": 0}}, "every = 0: expected a whole number > 0"),
         ({"federation": {"algorithm": "fafed", "step_size": 0.1}}, "step_size = 0.1: give learning_rate to Training"),
         ({"federation": {"algorithm": "fafedd"}}, "unknown algorithm 'fafedd'"),
+        ({"federation": {"algorithm": "fafed"}, "fp16": True}, "fp16 = True: scaled losses have scaled gradients"),
         ({"resume": True}, "No valid checkpoint found"),
     ],
 )
