@@ -138,7 +138,7 @@ def test_gradient_checkpointing_changes_no_bit(tmp_path, algorithm, how):
 def test_full_training_in_bfloat16_with_tied_weights(tmp_path, algorithm):
     """What is sent is float32: the masters."""
     federation = {"algorithm": algorithm, "local_steps": 5} if algorithm else {"every": 5}
-    given = {"federation": federation, "save_strategy": "no", "dropout": 0.0, "learning_rate": 0.05}
+    given = {"federation": federation, "save_strategy": "no", "dropout": 0.0, "learning_rate": 0.005}
     (first, second), _ = fine_tune(tmp_path, lora=False, dtype="bfloat16", **given)
     assert first["trained"] == second["trained"] and first["dtypes"] == ["torch.bfloat16"] and first["tied"]
     rows = first["accounts"]["bytes"] / first["trained_bytes"] / first["accounts"]["round"]
