@@ -2,7 +2,8 @@
 
 Import this module before ``TrainingArguments`` are made. Hugging Face's libraries would take the ranks of an mpirun for
 the workers of one data-parallel job of theirs. Where there are several ranks, the import begins MPI, and removes the
-variables that would say so to these libraries: each rank is a silo of its own.
+variables that would say so to these libraries: each rank is a silo of its own. From then on, a rank that ends with an
+error ends the job.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ import torch
 from fedmpi.comm.agreement import agree, check_equal
 from fedmpi.comm.job.opening import TIMEOUT, close_link, open_link
 from fedmpi.comm.start.launch import hide_launcher
+from fedmpi.comm.start.process import started_by
 from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.ground.errors import UserError, attempt
 from fedmpi.ground.text import Log
@@ -28,6 +30,8 @@ from fedmpi.own_loop.join import join
 from fedmpi.runs.checkpoints.files import Damaged, read_state, write_state
 
 hide_launcher()
+if started_by()[1] > 1:
+    close_link(open_link())  # ranks that have met hear of one that ends
 try:
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
@@ -41,6 +45,7 @@ NAME = "federation"  # of its state in the file
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MEASURED = re.compile(r"epoch|.*_(runtime|per_second|time)")  # metrics that each rank keeps for itself
 OF_TRAINER = {"step_size": "learning_rate", "clip_norm": "max_grad_norm", "weight_decay": "weight_decay"}
+EQUAL = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "save_only_model", "eval_on_start")
 TINY = 1e-30  # the step size that stands for 0, with which a warm-up begins
 
 
@@ -69,7 +74,7 @@ class FederatedCallback(TrainerCallback):
         **settings: Any,
     ) -> None:
         self._settings = {"every": every, "exchange": exchange, "outer": outer, **settings}
-        self._is_training = False
+        self._is_training = self._has_folder = False
         self.fed: Any = None
 
     def _open(self, args: Any, model: torch.nn.Module, optimizer: Any) -> Any:
@@ -90,6 +95,7 @@ class FederatedCallback(TrainerCallback):
                     args.output_dir = os.path.join(args.output_dir, f"rank-{link.rank}")
             agree(link, lambda: os.makedirs(args.output_dir, exist_ok=True))
             self._hide_incomplete(link, pathlib.Path(args.output_dir))
+            self._has_folder = True
 
     def _hide_incomplete(self, link: Any, folder: pathlib.Path) -> None:
         """Rename checkpoints that are newer than the last one which is complete on all ranks: a rank was killed."""
@@ -105,13 +111,18 @@ class FederatedCallback(TrainerCallback):
                     path.replace(folder / f"incomplete-{step}")
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
     ) -> None:
         saved: dict[str, Any] = {}
+        per_epoch = _steps_per_epoch(args, others.get("train_dataloader"))
         with self._link() as link:
             texts = {"max_steps": str(state.max_steps), "the step to begin with": str(state.global_step)}
             check_equal(link, texts, "expected the same on all ranks: choose max_steps, and the same checkpoint")
-            agree(link, lambda: self._check(args, state))
+            texts = {name: str(getattr(args, name)) for name in EQUAL}
+            for name in ("eval", "save"):
+                texts[f"{name}_strategy"] = _when(args, state, name, per_epoch)
+            check_equal(link, texts, "expected the same on all ranks, such as a number of steps")
+            agree(link, lambda: self._check(args, state, per_epoch))
             agree(link, lambda: _check_saver(args, state, link.rank))
             if state.global_step:
                 saved = agree(link, lambda: _read(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}")))
@@ -127,13 +138,14 @@ class FederatedCallback(TrainerCallback):
                 )
         self._is_training = True
 
-    def _check(self, args: Any, state: Any) -> None:
-        """Raise UserError if the best model could be one that is no average."""
+    def _check(self, args: Any, state: Any, per_epoch: int | None) -> None:
+        """Raise UserError if Trainer was made without the callback, or the best model could be no average."""
+        if not self._has_folder:
+            raise UserError("FederatedCallback was added to a Trainer: expected Trainer(..., callbacks=[...]) with it")
         every = self._settings.get("every") or self._settings.get("local_steps", 10)
         if args.load_best_model_at_end:
-            per_epoch = math.ceil(state.max_steps / state.num_train_epochs)
             steps = state.eval_steps if str(args.eval_strategy.value) == "steps" else per_epoch
-            if steps % every:
+            if steps and steps % every:
                 raise UserError(
                     f"load_best_model_at_end: there is an evaluation every {steps} steps and an average every {every}: "
                     "expected a multiple, so that the best model is an average"
@@ -149,6 +161,7 @@ class FederatedCallback(TrainerCallback):
             names = [name for name, value in metrics.items() if _is_number(value) and not MEASURED.fullmatch(name)]
             means = self.fed.mean(torch.tensor([metrics[name] for name in names], dtype=torch.float64))
             metrics.update(zip(names, means.tolist()))
+            control.should_training_stop = self.fed.any(control.should_training_stop)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._is_training and not args.save_only_model:
@@ -163,10 +176,8 @@ class FederatedCallback(TrainerCallback):
     def _link(self) -> Iterator[Any]:
         """A context with a link over the ranks, before the federation begins. Collective."""
         link = open_link(self._settings.get("comm"), self._settings.get("timeout", TIMEOUT))
-        try:
-            yield link
-        finally:
-            close_link(link)
+        yield link
+        close_link(link)  # after an error it stays open: then the error is one line, and ends all ranks
 
 
 class FederatedTrainer(Trainer):
@@ -188,17 +199,12 @@ class FederatedTrainer(Trainer):
     optimizer: Any
 
     def __init__(self, *arguments: Any, federation: Mapping[str, Any], **others: Any) -> None:
-        for name, of_trainer in OF_TRAINER.items():
-            if name in federation:
-                raise UserError(f"federation: {name} = {federation[name]}: give {of_trainer} to TrainingArguments")
-        if (others.get("optimizers") or (None,))[0] is not None:
-            raise UserError("optimizers: an algorithm takes the optimizer's place: leave it out, or use the callback")
         self.joining = _Joining(federation)
+        with self.joining._link() as link:
+            agree(link, lambda: _check_arguments(federation, others.get("optimizers")))
         self._batches: list[Any] = []  # accumulated so far for the next step
         others["callbacks"] = [self.joining, *(others.get("callbacks") or ())]
         super().__init__(*arguments, **others)
-        if self.args.fp16:
-            raise UserError("fp16 = True: scaled losses have scaled gradients: expected bf16, or float32")
 
     def create_optimizer(self, model: Any = None) -> Any:
         """An optimizer that changes nothing, as no parameter has a gradient left: it has the schedule's step size."""
@@ -234,6 +240,20 @@ class _Joining(FederatedCallback):
     def _after_step(self) -> None:
         """`training_step` has made it."""
 
+    def _check(self, args: Any, *others: Any) -> None:
+        if args.fp16:
+            raise UserError("fp16 = True: scaled losses have scaled gradients: expected bf16, or float32")
+        super()._check(args, *others)
+
+
+def _check_arguments(federation: Mapping[str, Any], optimizers: Any) -> None:
+    """Raise UserError if a `FederatedTrainer` is given what is Trainer's, or an optimizer."""
+    for name, of_trainer in OF_TRAINER.items():
+        if name in federation:
+            raise UserError(f"federation: {name} = {federation[name]}: give {of_trainer} to TrainingArguments")
+    if (optimizers or (None,))[0] is not None:
+        raise UserError("optimizers: an algorithm takes the optimizer's place: leave it out, or use the callback")
+
 
 def _check_saver(args: Any, state: Any, rank: int) -> None:
     """Note in Trainer's state which rank it is of; raises UserError if it is another one's, from a checkpoint."""
@@ -243,6 +263,22 @@ def _check_saver(args: Any, state: Any, rank: int) -> None:
             f"rank {rank} continues from a checkpoint of rank {saver}: expected one in {args.output_dir}, where "
             "resume_from_checkpoint=True finds it"
         )
+
+
+def _steps_per_epoch(args: Any, loader: Any) -> int | None:
+    """Optimizer steps of a pass over this rank's data; None: unknown."""
+    try:
+        batches = len(loader)
+    except TypeError:  # a stream
+        return None
+    return math.ceil(batches / int(args.gradient_accumulation_steps))
+
+
+def _when(args: Any, state: Any, name: str, per_epoch: int | None) -> str:
+    """When Trainer evaluates ("eval") or saves ("save"), as text."""
+    strategy = str(getattr(args, f"{name}_strategy").value)
+    steps = {"steps": getattr(state, f"{name}_steps"), "epoch": per_epoch}.get(strategy)
+    return f"{strategy} (every {steps})" if steps else strategy
 
 
 def _is_number(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """The programs and the notebook in examples/ run, each in an empty folder, with the command that it names."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.rarely("examples", "fedmpi/train.py", "fedmpi/algorithm
 SHOWS = {  # what an example prints
     "counterexample": r"NaiveAdaptiveFedAvg +ends at x =  43\.\d+\nFAFED +ends at x =   0\.\d+",
     "hospitals": r"common \{'Aachen': [\d.]+, 'Bonn': [\d.]+, 'Celle': [\d.]+\}",
+    "instructions": r"federated (0\.\d+), pooled (0\.\d+), rank 0 alone \d",
     "own_algorithm": r"ServerMomentum 0\.\d+",
     "own_task": r"accuracy",
     "paper_figure": r"figure\.pdf",
@@ -27,14 +29,26 @@ def in_folder(words, folder):
     return ended.stdout
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
+NEEDED = {"instructions": ("transformers", "peft")}
+
+
+def as_case(name):
+    missing = [package for package in NEEDED.get(name, ()) if importlib.util.find_spec(package) is None]
+    return pytest.param(name, marks=[pytest.mark.skip(reason=f"needs {', '.join(missing)}")] if missing else [])
+
+
+@pytest.mark.parametrize("name", [as_case(path.stem) for path in sorted(EXAMPLES.glob("*.py"))])
 def test_an_example_runs_with_the_command_that_it_names(name, tmp_path):
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
     command = re.search(r"^((?:mpirun|python) .+)$", text, re.MULTILINE)[1]
     command = command.replace("--rounds 50", "--rounds 3")
     output = in_folder(command.split(), tmp_path)
-    assert re.search(SHOWS[name], output), output
+    shown = re.search(SHOWS[name], output)
+    assert shown, output
+    if name == "instructions":
+        federated, pooled = map(float, shown.groups())
+        assert federated < 1.05 * pooled
     if name == "paper_figure":
         assert (tmp_path / "figure.pdf").read_bytes()[:5] == b"%PDF-"
 

@@ -138,7 +138,7 @@ def test_gradient_checkpointing_changes_no_bit(tmp_path, algorithm, how):
 def test_full_training_in_bfloat16_with_tied_weights(tmp_path, algorithm):
     """What is sent is float32: the masters."""
     federation = {"algorithm": algorithm, "local_steps": 5} if algorithm else {"every": 5}
-    given = {"federation": federation, "save_strategy": "no", "dropout": 0.0, "learning_rate": 0.05}
+    given = {"federation": federation, "save_strategy": "no", "dropout": 0.0, "learning_rate": 0.005}
     (first, second), _ = fine_tune(tmp_path, lora=False, dtype="bfloat16", **given)
     assert first["trained"] == second["trained"] and first["dtypes"] == ["torch.bfloat16"] and first["tied"]
     rows = first["accounts"]["bytes"] / first["trained_bytes"] / first["accounts"]["round"]
@@ -160,12 +160,44 @@ def test_a_quantised_base_is_left_as_it_is(tmp_path):
         ({"federation": {"every": 0}}, "every = 0: expected a whole number > 0"),
         ({"federation": {"algorithm": "fafed", "step_size": 0.1}}, "step_size = 0.1: give learning_rate to Training"),
         ({"federation": {"algorithm": "fafedd"}}, "unknown algorithm 'fafedd'"),
+        ({"federation": {"algorithm": "fafed"}, "fp16": True}, "fp16 = True: scaled losses have scaled gradients"),
         ({"resume": True}, "No valid checkpoint found"),
     ],
 )
 def test_wrong_arguments_are_one_line(tmp_path, given, message):
     _, printed = fine_tune(tmp_path, code=None, **given)
     assert message in printed
+
+
+@needs_them
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"numbers": [8, 64], "save_strategy": "epoch"},
+            "save_strategy is epoch (every 2) on rank 0",
+        ),
+        (
+            {"numbers": [8, 64], "eval_strategy": "epoch", "evaluates": True},
+            "eval_strategy is epoch (every 2) on",
+        ),
+        ({"numbers": [8, 64], "max_steps": -1, "num_train_epochs": 1}, "max_steps is 2 on rank 0, 16 on rank 1"),
+        ({"adds": True}, "FederatedCallback was added to a Trainer: expected Trainer(..., callbacks=[...]) with it"),
+        ({"fails": 1}, "fails by itself"),
+    ],
+)
+def test_what_would_differ_later_ends_the_job_before_the_first_step(tmp_path, given, message):
+    _, printed = fine_tune(tmp_path, code=None, **given)
+    assert message in printed
+
+
+@needs_them
+def test_early_stopping_ends_all_ranks_even_before_the_callback(tmp_path):
+    """The accuracy is the rank's number in even evaluations: one rank would stop, the other not."""
+    given = {"eval_strategy": "steps", "eval_steps": 5, "load_best_model_at_end": True, "evaluates": True}
+    found, _ = fine_tune(tmp_path, stops_early=True, metric_for_best_model="accuracy", **given)
+    assert found[0]["trained"] == found[1]["trained"] and found[0]["best"] == found[1]["best"]
+    assert found[0]["accounts"]["round"] == 2
 
 
 @needs_them

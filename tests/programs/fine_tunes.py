@@ -30,6 +30,10 @@ OURS = {
     "checkpointing": None,  # gradient checkpointing: "reentrant" or "plain"
     "quantised": False,  # whether the base is emulated in 8 bits
     "evaluates": False,
+    "numbers": [64, 64],  # texts of each rank
+    "adds": False,  # whether the callback is added later
+    "fails": None,  # a rank that fails before it makes the Trainer
+    "stops_early": False,  # by a callback before ours, and each rank's own accuracy
 }
 DEFAULTS = {"max_steps": 20, "save_steps": 5, "logging_steps": 5, "learning_rate": 1e-2}
 RANK = MPI.COMM_WORLD.rank
@@ -113,14 +117,25 @@ def main():
     model = make_model(chosen)
     base = [p for p in model.parameters() if not p.requires_grad]
     before, size = digest(base), sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
-    common = {"train_dataset": texts(RANK, 64), "eval_dataset": texts(RANK + 10, 16) if chosen["evaluates"] else None}
+    common = {
+        "train_dataset": texts(RANK, chosen["numbers"][RANK]),
+        "eval_dataset": texts(RANK + 10, 16) * chosen["evaluates"] or None,
+    }
+    if chosen["fails"] == RANK:
+        raise RuntimeError("fails by itself")
     federation, others = chosen["federation"], [Killing(chosen["kill"]), Saving(folder, chosen["saves"])]
     if "algorithm" in federation:
         trainer = FederatedTrainer(model, args, federation=federation, callbacks=others, **common)
         callback = trainer.joining
     else:
         callback = FederatedCallback(**federation)
-        trainer = transformers.Trainer(model, args, callbacks=[callback, *others], **common)
+        first = [] if chosen["adds"] else [callback]
+        if chosen["stops_early"]:
+            first.insert(0, transformers.EarlyStoppingCallback(1))
+            common["compute_metrics"] = lambda _: {"accuracy": float(RANK)}
+        trainer = transformers.Trainer(model, args, callbacks=[*first, *others], **common)
+        if chosen["adds"]:
+            trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=chosen["resume"] or None)
     trainer.save_model(os.path.join(args.output_dir, "final"))
     entries = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
