@@ -11,13 +11,17 @@ LONGEST = 2000  # characters of a message, which may quote anything
 class UserError(Exception):
     """Wrong input, found before any work starts; its text is the one line shown (exit code 2).
 
+    Args:
+        where: the place in a silo's data, in numbers, like "line 5, column 2": other ranks may be told it.
+
     >>> import fedmpi
     >>> fedmpi.algorithms.FedAvg(step_size=-0.1)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fedmpi.ground.errors.UserError: algorithm.step_size = -0.1: expected a number > 0 ...
     """
 
-    def __init__(self, text: object = "") -> None:
+    def __init__(self, text: object = "", where: str = "") -> None:
+        self.where = where
         line = "".join(letter if letter.isprintable() else " " for letter in str(text))
         super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
 

@@ -93,10 +93,10 @@ class OwnLoop:
         self._link, self._flat = link, flat
         self.rank: int = link.rank
         self.size: int = link.size
-        agree(link, check_alone)
+        agree(link, check_alone, tells=True)
         self._process = os.getpid()
         self._ranks = {int(rank) for rank in link.allgather([link.world_rank], "machinery")[:, 0]}
-        agree(link, self._check_only_loop)
+        agree(link, self._check_only_loop, tells=True)
         self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
         weights = link.allgather([weight], "weights")[:, 0]
         if not (weights > 0).all():

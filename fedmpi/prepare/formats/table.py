@@ -114,10 +114,9 @@ def read(path, options):
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(table.columns)}")
     answers = table.columns[label]
     if (without := answers.isna().to_numpy()).any():
-        raise UserError(
-            f"{path}: {table.place(int(np.flatnonzero(without)[0]))} has an empty field in column {label}, the label: "
-            f"expected a class in every line{_hint_of_title([*table.columns, *left_out])}"
-        )
+        place = table.place(int(np.flatnonzero(without)[0]))
+        found = f"{path}: {place} has an empty field in column {label}, the label: expected a class in every line"
+        raise UserError(f"{found}{_hint_of_title([*table.columns, *left_out])}", place)
     for name in (label, *kept, *options.one_hot):
         if (odd := table.columns[name].str.contains("\0", regex=False, na=False).to_numpy(bool)).any():
             found = f"{table.place(int(np.flatnonzero(odd)[0]))} has a character NUL in column {name}"
