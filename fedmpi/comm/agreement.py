@@ -57,25 +57,14 @@ def agree(link, action, tells=False):
     if failing is None:
         return result
     cause = error and error.__cause__
+    where = f"on rank {failing}: " if failing > 0 else ""
     if tells:
-        raise agreed_error(link, _on_rank(failing, error) if failing == link.rank else None) from cause
-    raise error_of(link, failing, error) from cause
-
-
-def error_of(link, failing, error):
-    """The error to raise on all ranks after that of rank `failing`, see `agree`. Collective on the link.
-
-    `error`: that of this rank, or None.
-    """
-    place = error.where if failing == link.rank and isinstance(error, UserError) else ""
+        raise agreed_error(link, f"{where}{error}" if failing == link.rank else None) from cause
+    place = error.where if error is not None and failing == link.rank else ""
     place = link.allgatherv(list(place.encode()), "errors").astype(np.uint8).tobytes().decode()
     if error is None:
-        return AgreedUserError(f"on rank {failing}: an error{place and f' in {place}'}, which that rank prints", False)
-    return AgreedUserError(_on_rank(link.rank, error), failing == link.rank)
-
-
-def _on_rank(rank, error):
-    return f"on rank {rank}: {error}" if rank else str(error)
+        error, where = f"an error{place and f' in {place}'}, which that rank prints", f"on rank {failing}: "
+    raise AgreedUserError(f"{where}{error}", failing == link.rank) from cause
 
 
 def agreed_error(link, text):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedmpi.comm.agreement import error_of
+from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import Link
 from fedmpi.federation.buffers import BUFFERS, SentBuffers
 from fedmpi.federation.client import Client
@@ -280,7 +280,7 @@ class Reports:
         """Say to the other ranks that this one has ENDED, PAUSED or FAILED (by `error`); instead of `exchange`.
 
         Raises:
-            AgreedUserError: see `fedmpi.comm.agreement.agree`, after the error of the lowest rank that has one.
+            AgreedUserError: with the text of the error on the lowest rank that has one; all ranks end then.
             UserError: on every rank, if another one does not say the same.
         """
         _check_same_call(self._link, self._everyone(self._numbers_of(call)), rounds_done, error)
@@ -292,7 +292,7 @@ def _check_same_call(
     """Raise UserError if some ranks average while others do something else, or the lowest one's error."""
     calls = [min(report[2], -1) for report in everywhere]  # those that average send the number of a client, or -1
     if FAILED in calls:
-        raise error_of(link, calls.index(FAILED), error) from error
+        raise agreed_error(link, str(error) if calls.index(FAILED) == link.rank else None) from error
     if len(set(calls)) <= 1:
         return
     does = {-1: "average", ENDED: "have ended", PAUSED: "call fed.any, mean or batches"}

@@ -197,7 +197,7 @@ class OwnLoop:
         """
         self._check_open()
         self._announce(PAUSED)
-        length = agree(self._link, lambda: _length(loader))
+        length = agree(self._link, lambda: _length(loader), tells=True)
         number = int(self._link.allgather([length], "your numbers").max())
         passes = self._recorded.passes if self._recorded else Passes()
         yield from passes.batches(loader, length, number)
@@ -548,7 +548,7 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
         UserError: on every rank, if buffers differ and should not.
     """
     flat.changed_by, flat.remedy = "the loop", "call finish(), and then join or average again"
-    places = agree(link, lambda: private_places(flat, private) if private else ((), ()))
+    places = agree(link, lambda: private_places(flat, private) if private else ((), ()), tells=True)
     own = flat.x.clone(), flat.buffers.clone()
     for tensor in (flat.x, flat.buffers, *(flat.counters if buffers == "rank0" else ())):
         _take_rank_0s(link, tensor)
