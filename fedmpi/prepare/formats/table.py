@@ -15,6 +15,7 @@ from fedmpi.prepare.formats.notes import FEW, notes_on
 from fedmpi.prepare.formats.typed import ARROW_OF_SPLITS
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
+EMPTY = "is empty"  # why a column is no feature
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 
 
@@ -236,7 +237,7 @@ def _not_used(table, columns, others, left_out, options, reading):
             continue
         values = table.columns[name]
         if table.kinds[name] == "empty":
-            reasons[name] = "is empty"
+            reasons[name] = EMPTY
             continue
         distinct, filled = values.nunique(), int(values.notna().sum())
         how = f"words, {distinct} of {filled} differ{hint_of_words(name, values, reading)}"
