@@ -113,7 +113,8 @@ def test_regression_without_differences():
     one = [(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0])), (torch.tensor([1.0]), torch.tensor([1.0]))]
     names = {"r2": "sklearn.metrics.r2_score", "variance": "sklearn.metrics.explained_variance_score"}
     assert pooled(one, names, kind="values") == {"r2": 1.0, "variance": 1.0}
-    three = [(torch.full((n,), 0.3, dtype=torch.float64) + 1, torch.full((n,), 0.3, dtype=torch.float64)) for n in (3, 8)]
+    constants = [torch.full((n,), 0.3, dtype=torch.float64) for n in (3, 8)]
+    three = [(values + 1, values) for values in constants]
     assert pooled(three, names, kind="values") == {"r2": 0.0, "variance": 1.0}
     other = [(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0]))]
     assert pooled(other, names, kind="values") == {"r2": 0.0, "variance": 0.0}
