@@ -17,7 +17,7 @@ VERBS = {"average", "combine", "add_integers", "exchange_slices", "allgather_vec
 VERBS |= {"allgatherv", "alltoallv", "broadcast", "allreduce", "allgather_lines"}
 # Kinds that a run may send by its settings, and does not always need: an error, a buffer, scattered samples.
 AS_NEEDED = {"errors", "checkpoints", "file digests", "model", "buffers", "samples", "left out"}
-AS_NEEDED |= {"metric sums", "outputs"}  # it depends on the metric
+AS_NEEDED |= {"metric sums", "outputs", "blind words"}  # it depends on the metric, and on --least
 PLAIN = ("digits", "silos with metrics", "silos in shared memory")
 
 
@@ -138,6 +138,8 @@ def test_a_kind_that_the_table_lacks_is_an_error():
         ("--data silo_{client}.h5 --task.metrics f1", "metric-sums blind-words", "samples outputs"),
         ("--data silo_{client}.h5 --task.metrics auroc --scores samples", "outputs", "samples"),
         ("--task language --data silo_{client}.h5", "words", "texts outputs class-counts"),
+        ("--task language --data silo_{client}.h5 --task.vocabulary words.txt", "evaluation", "words blind-words texts"),
+        ("--task language --data text.h5 --task.vocabulary words.txt", "texts", "words blind-words"),
         ("--task auc", "outputs", "test-counts"),
         ("--aggregation centred_clipping", "slices norms", "rows"),
         ("--aggregation reproducible", "partial-sums", "rows slices"),
