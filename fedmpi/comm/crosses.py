@@ -237,9 +237,9 @@ _KINDS = {
         "average",
     ),
     "settings": Kind(
-        "settings, versions of the software, and short fingerprints of the model's layers, initial values and the user's "
-        "code, by which who has the same can recognise it; where ranks differ, what the first difference is: a setting, "
-        "a number in the code, a tensor of at most 4 numbers; of words in the code only a fingerprint",
+        "settings, versions of the software, and short fingerprints of the model's layers, initial values and the "
+        "user's code, by which who has the same can recognise it; where ranks differ, what the first difference is: a "
+        "setting, a number in the code, a tensor of at most 4 numbers; of words in the code only a fingerprint",
         when="before training, once; of a loop of your own also at its end",
     ),
     "errors": Kind(
@@ -250,8 +250,8 @@ _KINDS = {
         kept="diverged.txt",
     ),
     "machines": Kind(
-        "of each rank: name of its machine, cores, devices, memory, versions of the software, clock, and whether it can "
-        "read its data",
+        "of each rank: name of its machine, cores, devices, memory, versions of the software, clock, and whether it "
+        "can read its data",
         only_if="fedmpi doctor",
         when="once",
         kept="(printed)",
