@@ -58,7 +58,7 @@ def attempt(verb: str, path: object, *kinds: type[BaseException]) -> Iterator[No
 
 
 class AgreedUserError(UserError):
-    """A `UserError` that is raised on all ranks, with the same text (exit code 2).
+    """A `UserError` that is raised on all ranks (exit code 2); see `fedmpi.comm.agreement.agree` for its text.
 
     Args:
         is_printed: whether this rank prints it, as one of them does.

@@ -82,9 +82,10 @@ def test_data_that_one_rank_cannot_read_and_too_large_a_model(tmp_path):
         for split in ("train", "test"):
             file[f"{split}/images"] = np.zeros((8, 8, 8), np.uint8)
             file[f"{split}/labels"] = np.arange(8) % 2
-    checks = failed(doctor(2, tmp_path, "--data", silos, "--json"))
-    assert list(checks) == ["data"]
-    assert checks["data"]["text"].startswith(f"rank 1: task.data = {silos}: client 1 has no file")
+    ended = doctor(2, tmp_path, "--data", silos, "--json")
+    checks = failed(ended)
+    assert list(checks) == ["data"] and checks["data"]["text"] == "rank 1: it prints why"
+    assert f"rank 1: task.data = {silos}: client 1 has no file" in ended.stderr
     shutil.copy(tmp_path / "silo_0.h5", tmp_path / "silo_1.h5")
     huge = ("--model", "mlp", "--model.hidden", 10**10, "--data", silos)  # no machine of today has 3 TB for a rank
     checks = failed(doctor(2, tmp_path, *huge, "--json"))
