@@ -12,7 +12,7 @@ class UserError(Exception):
     """Wrong input, found before any work starts; its text is the one line shown (exit code 2).
 
     Args:
-        where: the place in a silo's data, in numbers, like "line 5, column 2": other ranks may be told it.
+        where: the place in a silo's data, in numbers, like "line 5"; other ranks get to know it.
 
     >>> import fedmpi
     >>> fedmpi.algorithms.FedAvg(step_size=-0.1)  # doctest: +ELLIPSIS
