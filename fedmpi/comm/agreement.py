@@ -32,13 +32,16 @@ def _share_once(link, action, kind):
     return text.tobytes()
 
 
-def agree(link, action):
+def agree(link, action, tells=False):
     """What `action()` returns; if it raises a `UserError` (or OSError) on some ranks, an error on all. Collective.
 
     If `action` is collective itself, it must fail on all ranks or on none.
 
+    `tells`: whether the line goes to the other ranks: only if it is about settings, for it quotes what is wrong. If
+    not, they know which rank has an error, and `UserError.where`, and the line may quote what a silo's data contain.
+
     Raises:
-        AgreedUserError: on every rank, if `action` fails on any; the lowest such rank prints it.
+        AgreedUserError: on every rank, if `action` fails on any; the lowest such rank prints its line.
     """
     result, error = None, None
     try:
@@ -53,12 +56,22 @@ def agree(link, action):
     failing = link.first_rank_where(error is not None)
     if failing is None:
         return result
+    cause = error and error.__cause__
     where = f"on rank {failing}: " if failing > 0 else ""
-    raise agreed_error(link, f"{where}{error}" if failing == link.rank else None) from (error and error.__cause__)
+    if tells:
+        raise agreed_error(link, f"{where}{error}" if failing == link.rank else None) from cause
+    place = error.where if error is not None and failing == link.rank else ""
+    place = link.allgatherv(list(place.encode()), "errors").astype(np.uint8).tobytes().decode()
+    if error is None:
+        error, where = f"an error{place and f' in {place}'}, which that rank prints", f"on rank {failing}: "
+    raise AgreedUserError(f"{where}{error}", failing == link.rank) from cause
 
 
 def agreed_error(link, text):
-    """The error to raise on all ranks, of which one has the text and prints it, the others None. Collective."""
+    """The error to raise on all ranks, of which one has the text and prints it, the others None. Collective.
+
+    The text goes to all ranks: it may not quote what a silo's data contain.
+    """
     everywhere = link.allgatherv(list((text or "").encode()), "errors")
     return AgreedUserError(everywhere.astype(np.uint8).tobytes().decode(), text is not None)
 
@@ -78,24 +91,23 @@ def difference(link, entries):
     `entries`: name -> text, the same on all ranks if all is well, also in their order. Returns a text like
     "rounds is 5 on rank 0, 7 on ranks 1, 2"; "" if all are the same.
     """
-    text = json.dumps(list(entries.items())).encode()
-    # A hash of 48 bits, which a float64 holds exactly; the whole texts are exchanged only if the hashes differ.
-    whole = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "little")
-    everyone = link.allgather([whole, len(text)], "settings")
-    if (everyone == everyone[0]).all():
+    # A hash of 48 bits, which a float64 holds exactly; names and hashes of texts are exchanged only if it differs.
+    if len({*link.allgather([_hash(json.dumps([*entries.items()]))], "settings")[:, 0]}) == 1:
         return ""
-    joined = link.allgatherv(list(text), "settings").astype(np.uint8).tobytes()
-    ends = np.cumsum(everyone[:, 1]).astype(int)
-    of_ranks = [json.loads(joined[end - int(size) : end]) for end, size in zip(ends, everyone[:, 1])]
-    orders = [", ".join(name for name, _ in theirs) for theirs in of_ranks]
-    tables = [{**dict(theirs), "the order of names": order} for theirs, order in zip(of_ranks, orders)]
-    names = dict.fromkeys([name for theirs in of_ranks for name, _ in theirs] + ["the order of names"])
+    own = {**entries, "the order of names": ", ".join(entries)}
+    lines = [json.dumps([(name, _hash(text)) for name, text in own.items()])]
+    tables = [dict(json.loads(line)) for line in allgather_lines(link, lines, "settings")]
+    names = [*dict.fromkeys(name for theirs in tables for name in [*theirs][:-1]), [*own][-1]]
     name = next(name for name in names if len({theirs.get(name) for theirs in tables}) > 1)
     ranks = {}
-    for rank, theirs in enumerate(tables):
-        ranks.setdefault(theirs.get(name, "missing"), []).append(rank)
+    for rank, text in enumerate(allgather_lines(link, [json.dumps(own.get(name, "missing"))], "settings")):
+        ranks.setdefault(json.loads(text), []).append(rank)
     values = [f"{short(value, 100)} on rank{'s' * (len(which) > 1)} {_some(which)}" for value, which in ranks.items()]
     return f"{name} is {', '.join(values[:4])}" + (", ..." if len(values) > 4 else "")
+
+
+def _hash(text):
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=6).digest(), "little")
 
 
 def _some(numbers, most=8):

@@ -132,7 +132,7 @@ _KINDS = {
         to="the rank whose client has that piece",
     ),
     "samples": Kind(
-        "training samples of a file that all ranks have",
+        "training samples, of a file that all ranks have",
         only_if="one file for all, in which the samples of a client lie scattered",
         when="before training, once",
         to="the rank whose client has the sample",
@@ -237,19 +237,21 @@ _KINDS = {
         "average",
     ),
     "settings": Kind(
-        "settings, versions of the software, and digests of the model's layers, initial values and the user's code; "
-        "where they differ, the texts that differ, and the values of a tensor of at most 4 numbers",
+        "settings, versions of the software, and short fingerprints of the model's layers, initial values and the "
+        "user's code, by which who has the same can recognise it; where ranks differ, what the first difference is: a "
+        "setting, a number in the code, a tensor of at most 4 numbers; of words in the code only a fingerprint",
         when="before training, once; of a loop of your own also at its end",
     ),
     "errors": Kind(
-        "the line that says what is wrong, as it is printed; it may name a file, a column, a label or a value",
+        "of an error in a silo's data: which line, row or sample it is in, not what stands there; only the silo itself "
+        "prints that. Of an error in settings: the line that is printed",
         only_if="a rank meets an error, or a loss is not finite",
         when="once, as the run ends",
         kept="diverged.txt",
     ),
     "machines": Kind(
-        "of each rank: name of its machine, cores, devices, memory, versions of the software, clock, and the error "
-        "line of data that it cannot read",
+        "of each rank: name of its machine, cores, devices, memory, versions of the software, clock, and whether it "
+        "can read its data",
         only_if="fedmpi doctor",
         when="once",
         kept="(printed)",

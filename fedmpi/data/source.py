@@ -366,8 +366,8 @@ class HDF5Source(Source):
                 begin = end
         if rows.dtype.kind == "f" and not np.isfinite(rows).all():
             bad = indices[~np.isfinite(rows.reshape(len(rows), -1)).all(1)][0]
-            hint = "expected finite numbers"
-            raise UserError(f"{self.path}: {split}/images contains a value that is not finite in sample {bad}: {hint}")
+            found = f"{split}/images contains a value that is not finite in sample {bad}"
+            raise UserError(f"{self.path}: {found}: expected finite numbers", f"sample {bad}")
         return rows
 
 

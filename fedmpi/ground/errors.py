@@ -11,13 +11,17 @@ LONGEST = 2000  # characters of a message, which may quote anything
 class UserError(Exception):
     """Wrong input, found before any work starts; its text is the one line shown (exit code 2).
 
+    Args:
+        where: the place in a silo's data, in numbers, like "line 5"; other ranks get to know it.
+
     >>> import fedmpi
     >>> fedmpi.algorithms.FedAvg(step_size=-0.1)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     fedmpi.ground.errors.UserError: algorithm.step_size = -0.1: expected a number > 0 ...
     """
 
-    def __init__(self, text: object = "") -> None:
+    def __init__(self, text: object = "", where: str = "") -> None:
+        self.where = where
         line = "".join(letter if letter.isprintable() else " " for letter in str(text))
         super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
 
@@ -54,7 +58,7 @@ def attempt(verb: str, path: object, *kinds: type[BaseException]) -> Iterator[No
 
 
 class AgreedUserError(UserError):
-    """A `UserError` that is raised on all ranks, with the same text (exit code 2).
+    """A `UserError` that is raised on all ranks (exit code 2); see `fedmpi.comm.agreement.agree` for its text.
 
     Args:
         is_printed: whether this rank prints it, as one of them does.

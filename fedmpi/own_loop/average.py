@@ -112,15 +112,15 @@ def average(
     """
     link = open_link(comm, timeout)
     numbers = {"every": every, "participation": participation, "seed": seed}
-    agree(link, lambda: check_arguments(model, weight=weight, **numbers))
-    optimizers = agree(link, lambda: _listed(optimizer))
-    algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation))
+    agree(link, lambda: check_arguments(model, weight=weight, **numbers), tells=True)
+    optimizers = agree(link, lambda: _listed(optimizer), tells=True)
+    algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation), tells=True)
     module = unwrapped(model)
-    agree(link, lambda: freeze_parameters(module, freeze))
-    sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty))
-    recording = agree(link, lambda: chosen_recording(record))
+    agree(link, lambda: freeze_parameters(module, freeze), tells=True)
+    sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty), tells=True)
+    recording = agree(link, lambda: chosen_recording(record), tells=True)
     arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
-    arguments |= agree(link, lambda: check_may_differ(may_differ))
+    arguments |= agree(link, lambda: check_may_differ(may_differ), tells=True)
     check_same(link, module, algorithm, arguments, buffers, private)
     check_same_code(link, {"model": module, **sending.as_objects()}, may_differ)
     flat = agree(link, lambda: _lay_out(module, algorithm.names))

@@ -93,10 +93,10 @@ class OwnLoop:
         self._link, self._flat = link, flat
         self.rank: int = link.rank
         self.size: int = link.size
-        agree(link, check_alone)
+        agree(link, check_alone, tells=True)
         self._process = os.getpid()
         self._ranks = {int(rank) for rank in link.allgather([link.world_rank], "machinery")[:, 0]}
-        agree(link, self._check_only_loop)
+        agree(link, self._check_only_loop, tells=True)
         self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
         weights = link.allgather([weight], "weights")[:, 0]
         if not (weights > 0).all():
@@ -197,7 +197,7 @@ class OwnLoop:
         """
         self._check_open()
         self._announce(PAUSED)
-        length = agree(self._link, lambda: _length(loader))
+        length = agree(self._link, lambda: _length(loader), tells=True)
         number = int(self._link.allgather([length], "your numbers").max())
         passes = self._recorded.passes if self._recorded else Passes()
         yield from passes.batches(loader, length, number)
@@ -548,7 +548,7 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
         UserError: on every rank, if buffers differ and should not.
     """
     flat.changed_by, flat.remedy = "the loop", "call finish(), and then join or average again"
-    places = agree(link, lambda: private_places(flat, private) if private else ((), ()))
+    places = agree(link, lambda: private_places(flat, private) if private else ((), ()), tells=True)
     own = flat.x.clone(), flat.buffers.clone()
     for tensor in (flat.x, flat.buffers, *(flat.counters if buffers == "rank0" else ())):
         _take_rank_0s(link, tensor)

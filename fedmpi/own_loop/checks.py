@@ -35,7 +35,7 @@ def check_same(
         AgreedUserError: on every rank, with the first that differs, and on which ranks.
     """
     check_software(link)
-    own = agree(link, lambda: private_names(module, buffers, private))
+    own = agree(link, lambda: private_names(module, buffers, private), tells=True)
     arguments = {**arguments, "buffers": buffers, "private": private or None}
     fields = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
     texts = {name: as_text(value) for name, value in {**arguments, **fields}.items()}

@@ -92,14 +92,14 @@ def join(
     link = open_link(comm, timeout)
     given = {"local_steps": local_steps, "clip_norm": clip_norm, "weight_decay": weight_decay}
     given |= {"participation": participation, "seed": seed}
-    agree(link, lambda: check_arguments(model, weight=weight, **given))
-    made = agree(link, lambda: _make_algorithm(algorithm, settings))
+    agree(link, lambda: check_arguments(model, weight=weight, **given), tells=True)
+    made = agree(link, lambda: _make_algorithm(algorithm, settings), tells=True)
     module = unwrapped(model)
-    agree(link, lambda: freeze_parameters(module, freeze))
-    sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty))
-    recording = agree(link, lambda: chosen_recording(record))
+    agree(link, lambda: freeze_parameters(module, freeze), tells=True)
+    sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty), tells=True)
+    recording = agree(link, lambda: chosen_recording(record), tells=True)
     texts = {**given, "algorithm": command_name(type(made)), **sending.as_texts()}
-    texts |= agree(link, lambda: check_may_differ(may_differ))
+    texts |= agree(link, lambda: check_may_differ(may_differ), tells=True)
     check_same(link, module, made, texts, buffers, private)
     check_same_code(link, {"model": module, "algorithm": made, **sending.as_objects()}, may_differ)
     flat = agree(link, lambda: FlatModule(module, channels_last=None, direct_gradients=False, has_masters=True))

@@ -40,7 +40,7 @@ def make_parser():
 
 def _run_on_ranks(arguments, link):
     """A program that is collective on the link."""
-    options = agree(link, lambda: make_parser().parse_args(arguments))
+    options = agree(link, lambda: make_parser().parse_args(arguments), tells=True)
     options.run(options, link)
 
 

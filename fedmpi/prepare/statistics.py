@@ -10,7 +10,7 @@ import numpy as np
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.data.common_words import check_equal_words, num_holders
 from fedmpi.data.hidden_sum import hidden_sum
-from fedmpi.data.source import COLUMNS, HDF5Source, as_strings
+from fedmpi.data.source import ACCOUNT, COLUMNS, HDF5Source, as_strings
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.hdf5 import readable
 from fedmpi.prepare.formats import table
@@ -29,11 +29,13 @@ class Silo:
     Attributes:
         numbers: name of a column -> [n] float64, nan where a field is empty. words: name of a column of categories (of
             the label: "") -> Counter of them. facts: what is not a matter of the rows: `Columns`, or None.
+        empty: names of columns without any value, of which other silos may have numbers.
     """
 
     numbers: dict
     words: dict
     facts: Columns | None = None
+    empty: tuple = ()
 
     @classmethod
     def of_table(cls, path, options):
@@ -42,7 +44,8 @@ class Silo:
             splits, attributes = table.read(path, dataclasses.replace(options, missing="category"))
         rows = np.concatenate([splits[f"{split}/images"][:] for split in ("train", "test")]).astype(np.float64)
         labels = np.concatenate([splits[f"{split}/labels"] for split in ("train", "test")])
-        return cls.of_features(rows, labels, attributes)
+        found, reasons = cls.of_features(rows, labels, attributes), attributes[ACCOUNT]["not_used"]
+        return dataclasses.replace(found, empty=tuple(name for name in reasons if reasons[name] == table.EMPTY))
 
     @classmethod
     def of_file(cls, path):
@@ -93,17 +96,34 @@ def pooled(link, silos, least, least_silos):
     Raises:
         UserError: on every rank, if the silos have other columns.
     """
-    kinds = [{"columns": json.dumps([[*silo.numbers], sorted(silo.words)])} for silo in silos]
+    silos = _with_empty_columns(link, silos)
+    kinds = [{"columns": json.dumps([sorted(silo.numbers), sorted(silo.words)])} for silo in silos]
     check_equal_words(link, kinds, "statistics")
     agree(link, lambda: [_check_finite(silo) for silo in silos])
     first = silos[0]
     num_silos, num_rows = (
         hidden_sum(link, [len(silos), sum(silo.words[""].total() for silo in silos)]).astype(int).tolist()
     )
-    columns = {name: np.concatenate([silo.numbers[name] for silo in silos]) for name in first.numbers}
+    columns = {name: np.concatenate([silo.numbers[name] for silo in silos]) for name in sorted(first.numbers)}
     found = _of_numbers(link, columns, least)
-    words = {name: _of_words(link, [silo.words[name] for silo in silos], least, least_silos) for name in first.words}
-    return {"rows": num_rows, "silos": num_silos, "numbers": found, "words": words}
+    words = {
+        name: _of_words(link, [silo.words[name] for silo in silos], least, least_silos) for name in sorted(first.words)
+    }
+    # In the order of this rank's own file.
+    numbers, words = ({name: of[name] for name in own} for own, of in ((first.numbers, found), (first.words, words)))
+    return {"rows": num_rows, "silos": num_silos, "numbers": numbers, "words": words}
+
+
+def _with_empty_columns(link, silos):
+    """The `Silo`s with those of their empty columns that are of numbers, or empty, in all others. Collective."""
+    number = int(link.allgather([len(silos)], "machinery").sum())
+    holders = num_holders(link, [{name.encode() for name in [*silo.numbers, *silo.empty]} for silo in silos])
+    found = []
+    for silo in silos:
+        blank = np.full(silo.words[""].total(), math.nan)
+        added = {name: blank for name in silo.empty if holders[name.encode()] == number}
+        found.append(dataclasses.replace(silo, numbers=silo.numbers | added))
+    return found
 
 
 def _check_finite(silo):
@@ -118,7 +138,11 @@ def _of_numbers(link, columns, least):
     counts = [[len(known[name]), len(columns[name]), math.fsum(known[name])] for name in columns]
     number, total, sums = hidden_sum(link, np.ravel(counts)).reshape(-1, 3).T
     means = np.divide(sums, number, out=np.zeros(len(number)), where=number > 0)
-    squares = hidden_sum(link, [math.fsum((known[name] - mean) ** 2) for name, mean in zip(columns, means)])
+    rest = [known[name] - mean for name, mean in zip(columns, means)]  # the mean is rounded
+    sums, squares = hidden_sum(link, np.ravel([[math.fsum(of), math.fsum(of**2)] for of in rest])).reshape(-1, 2).T
+    shift = np.divide(sums, number, out=np.zeros(len(number)), where=number > 0)
+    means, squares = means + shift, squares - number * shift**2
+    squares[squares <= number * np.spacing(means) ** 2] = 0  # of equal numbers, but for rounding
     with np.errstate(invalid="ignore", divide="ignore"):
         stds = np.sqrt(squares / (number - 1))
         reach = REACH * np.sqrt(squares / number)
@@ -199,12 +223,14 @@ def columns_of(found, facts, missing):
         UserError: if a column has too few rows.
     """
     columns = {}
-    for name in facts.columns:
+    for name in dict.fromkeys([*facts.columns, *found["numbers"]]):
         if name in found["words"]:
             words = [word for word in found["words"][name]["rows"] if word != WITHOUT]
             columns[name] = [*words, WITHOUT] if missing == "category" else words
             continue
         numbers = found["numbers"][name]
+        if numbers["missing"] == found["rows"]:
+            continue  # empty in all silos
         if None in numbers.values():
             raise UserError(
                 f"column {name} has too few rows with or without a number to say how it is scaled: leave it out"

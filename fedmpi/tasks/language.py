@@ -82,7 +82,9 @@ class Language(BaseTask):
         return files
 
     def crosses(self, is_personal, scores="auto"):
-        return {"words", "blind words"} if has_own_files(self) else {"words", "texts"}
+        found = {"blind words"} if has_own_files(self) else set()
+        found = found | {"words"} if self.vocabulary is None else set()
+        return found | (set() if has_own_files(self) else {"texts"})
 
     def load(self, context, partition):
         if has_own_files(self):

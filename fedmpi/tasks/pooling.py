@@ -173,14 +173,18 @@ class Measuring:
 
     def _by_moments(self, link, metrics, own, facts):
         """Of metrics of values: from each silo's means and squares of targets and errors. Collective on the link."""
-        first, moments = next(iter(metrics.values())), functools.partial(_moments, facts.num_values)
-        rows = agree(link, lambda: [first.guarded(answers, moments) for *_, answers in own])
-        number, *rows = link.allgatherv(np.ravel(rows), "metric sums").reshape(-1, 6, facts.num_values).swapaxes(0, 1)
-        means, squares, largest = np.stack(rows[:2]), np.stack(rows[2:4]), rows[4].max()
+        first, width = next(iter(metrics.values())), facts.num_values
+        pairs = agree(link, lambda: [first.guarded(answers, functools.partial(_errors, width)) for *_, answers in own])
+        sums = [[np.full(width, pair.shape[1]), *pair.sum(1), np.abs(pair[1]).max(0)] for pair in pairs]
+        number, *sums, largest = link.allgatherv(np.ravel(sums), "metric sums").reshape(-1, 4, width).swapaxes(0, 1)
         total = number.sum(0)
-        mean = (number * means).sum(1) / total
-        targets, errors = squares.sum(1) + (number * (means - mean[:, None]) ** 2).sum(1)  # around the common mean
-        moments = Moments(total, mean[1], targets, errors, largest)
+        means = np.sum(sums, axis=1) / total  # but for rounding, which would count where they are far from 0
+        near = [pair - means[:, None] for pair in pairs]
+        sums = [[*values.sum(1), *(values**2).sum(1)] for values in near]
+        sums = link.allgatherv(np.ravel(sums), "metric sums").reshape(-1, 2, 2, width).sum(0)
+        squares = sums[1] - sums[0] ** 2 / total
+        squares[squares <= total * np.spacing(means) ** 2] = 0  # of equal numbers, but for rounding
+        moments = Moments(total, means[1] + sums[0, 1] / total, *squares, largest.max())
         return {name: metric.of_moments(moments) for name, metric in metrics.items()}
 
     def _by_bands(self, link, metrics, own, facts):
@@ -222,18 +226,14 @@ def _counts(answers):
     return np.concatenate(rows)
 
 
-def _moments(width, answers):
-    """[6, width] number, mean target, mean error, sums of squares around both, largest error."""
+def _errors(width, answers):
+    """[2, n, width] targets, and errors (target - value)."""
     targets, values = (np.asarray(part.double()).reshape(-1, width) for part in (answers.targets, answers.values()))
     if targets.shape != values.shape:
         raise ValueError(f"expected an output for each target: {list(values.shape)} for {list(targets.shape)}")
     if not np.isfinite([targets, values]).all():
         raise ValueError("an output or target is not finite")
-    both = np.stack([targets, targets - values])
-    means = both.mean(1)
-    squares = ((both - means[:, None]) ** 2).sum(1)
-    number = np.full(width, len(targets))
-    return np.stack([number, *means, *squares, np.abs(both[1]).max(0)])
+    return np.stack([targets, targets - values])
 
 
 def _columns(answers):

@@ -130,7 +130,7 @@ def run(settings: dict[str, Any]) -> Run:
     link = open_link(comm, timeout if isinstance(timeout, int | float) and 0 < timeout < TIMEOUT else TIMEOUT)
     try:
         with _process_restored(), progress_shown(verbose is True):
-            agree(link, lambda: check_parts(parts))
+            agree(link, lambda: check_parts(parts), tells=True)
             given, objects = agree(link, lambda: _read(settings, functions, verbose))
             if isinstance(objects.get("model"), torch.nn.Module):
                 objects["model"] = _of_rank_0(link, objects["model"])

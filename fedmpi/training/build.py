@@ -89,13 +89,13 @@ def read_config(arguments, link, objects=None, below=()):
         AgreedUserError: on every rank (see `agree`).
     """
     check_software(link)
-    layers = agree(link, lambda: read_layers(arguments))
+    layers = agree(link, lambda: read_layers(arguments), tells=True)
     if below:
         layers = dataclasses.replace(
             layers, layers=[[*below], *layers.layers], files=["the run's settings", *layers.files]
         )
     resumed = share(link, lambda: read_resumed(layers.assignments))  # only rank 0 needs to reach the run folder
-    config = agree(link, lambda: resolve(layers, resumed, Config, objects))
+    config = agree(link, lambda: resolve(layers, resumed, Config, objects), tells=True)
     check_equal(
         link,
         same_on_all_ranks(config),
@@ -119,14 +119,14 @@ def prepare(config, link, learns=True):
 def take_machine(job):
     """The ranks as they were started; threads, arithmetic, and how sums are made."""
     config, link = job.config, job.link
-    agree(link, lambda: check_launch(link, config.machine.ranks))
-    agree(link, check_alone)
+    agree(link, lambda: check_launch(link, config.machine.ranks), tells=True)
+    agree(link, check_alone, tells=True)
     keep_freed_memory()
     job.threads_by, job.threads = _take_threads(config.machine, link)
     set_arithmetic(config.machine.tf32, config.machine.deterministic)
     link.transport = config.machine.transport
     if config.faults.on_loss == "continue":
-        agree(link, lambda: _check_survival(config.machine))
+        agree(link, lambda: _check_survival(config.machine), tells=True)
         link.transport = "allreduce"  # the others' shared memory would be waited for
 
 

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from helpers import PROGRAMS, ROOT, execute, launch_words, start
+from helpers import PROGRAMS, ROOT, execute, launch_words, launchers, start
 
 from fedmpi.cli.doctor.crosses import describe_crossing
 from fedmpi.comm.crosses import KINDS, OWN, Crossed, as_rows
@@ -17,13 +17,13 @@ VERBS = {"average", "combine", "add_integers", "exchange_slices", "allgather_vec
 VERBS |= {"allgatherv", "alltoallv", "broadcast", "allreduce", "allgather_lines"}
 # Kinds that a run may send by its settings, and does not always need: an error, a buffer, scattered samples.
 AS_NEEDED = {"errors", "checkpoints", "file digests", "model", "buffers", "samples", "left out"}
-AS_NEEDED |= {"metric sums", "outputs"}  # it depends on the metric
+AS_NEEDED |= {"metric sums", "outputs", "blind words"}  # it depends on the metric, and on --least
 PLAIN = ("digits", "silos with metrics", "silos in shared memory")
 
 
-def found(ranks, out, *doors):
+def found(ranks, out, *doors, mpi="default"):
     """Door -> what `crosses.py` has found of it."""
-    job = start(ranks, PROGRAMS / "crosses.py", out, *doors)
+    job = start(ranks, PROGRAMS / "crosses.py", out, *doors, mpi=mpi, is_forked=False)
     assert job.returncode == 0, job.stdout + job.stderr
     lines = [json.loads(line[len("FOUND ") :]) for line in job.stdout.splitlines() if line.startswith("FOUND ")]
     return {line["door"]: line for line in lines}
@@ -56,8 +56,9 @@ def test_every_message_is_of_a_kind_that_the_table_and_the_run_folder_have(tmp_p
 
 
 @pytest.mark.rarely
-def test_every_message_of_every_door(tmp_path):
-    doors = found(2, tmp_path)
+@pytest.mark.parametrize("mpi", launchers())
+def test_every_message_of_every_door(tmp_path, mpi):
+    doors = found(2, tmp_path, mpi=mpi)
     check(doors)
     sent = set().union(*(line["seen"] for line in doors.values()))
     assert sent == KINDS.keys() - {OWN}, f"no door sends {KINDS.keys() - sent}"
@@ -138,6 +139,8 @@ def test_a_kind_that_the_table_lacks_is_an_error():
         ("--data silo_{client}.h5 --task.metrics f1", "metric-sums blind-words", "samples outputs"),
         ("--data silo_{client}.h5 --task.metrics auroc --scores samples", "outputs", "samples"),
         ("--task language --data silo_{client}.h5", "words", "texts outputs class-counts"),
+        ("--task language --data silo_{client}.h5 --task.vocabulary words.txt", "evaluation", "words blind-words"),
+        ("--task language --data text.h5 --task.vocabulary words.txt", "texts", "words blind-words"),
         ("--task auc", "outputs", "test-counts"),
         ("--aggregation centred_clipping", "slices norms", "rows"),
         ("--aggregation reproducible", "partial-sums", "rows slices"),

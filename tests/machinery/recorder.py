@@ -45,16 +45,19 @@ class Recorder:
 
     Attributes:
         sent: kind -> [messages, bytes] of this rank. wrong: lines about messages that nothing declares.
+        contents: [(kind, bytes)] of what was sent, if `keeps`; of numbers that may be letters, these.
     """
 
-    def __init__(self):
+    def __init__(self, keeps=False):
+        self._keeps = keeps
         self.clear()
 
     def clear(self):
-        self.sent, self.wrong = collections.defaultdict(lambda: [0, 0]), []
+        self.sent, self.wrong, self.contents = collections.defaultdict(lambda: [0, 0]), [], []
 
-    def note(self, call, nbytes):
-        """Take note of a message: `call` is the method of MPI, or says how memory is shared."""
+    def note(self, call, buffer):
+        """Take note of a message: `call` is the method of MPI, or says how memory is shared; `buffer`: what is sent."""
+        nbytes = 0 if buffer is None else buffer.nbytes
         kind, place = _kind_and_place()
         if call == "Iallgather" and place == ("comm/sums/mpi.py", "exchange"):
             kind = "machinery"  # how many numbers of each rank follow
@@ -70,6 +73,18 @@ class Recorder:
         if nbytes or kind != "machinery":
             self.sent[kind][0] += 1
             self.sent[kind][1] += nbytes
+        if self._keeps and nbytes:
+            self.contents += [(kind, content) for content in _readings(buffer)]
+
+
+def _readings(buffer):
+    """The bytes of a buffer, and those that its numbers are."""
+    content = bytes(buffer.cast("B") if buffer.contiguous else buffer)
+    yield content
+    for width, kind in ((8, np.float64), (4, np.float32), (8, np.int64), (4, np.int32)):
+        if len(content) % width == 0:
+            with np.errstate(invalid="ignore"):
+                yield np.frombuffer(content, kind).astype(np.uint8).tobytes()
 
 
 def _kind_and_place():
@@ -87,11 +102,11 @@ def _kind_and_place():
     return None, place or ("outside", "the program")
 
 
-def install():
-    """The `Recorder` of this process, in which MPI begins."""
+def install(keeps=False):
+    """The `Recorder` of this process, in which MPI begins; `keeps`: it has what is sent."""
     from mpi4py import MPI
 
-    recorder = Recorder()
+    recorder = Recorder(keeps)
     _ = LAZY.COMM_WORLD  # MPI has begun
 
     class Recorded(MPI.Intracomm):
@@ -99,7 +114,7 @@ def install():
 
     def recorded(name, method):
         def call(self, *arguments, **options):
-            recorder.note(name, _nbytes(arguments))
+            recorder.note(name, _buffer(arguments))
             return method(self, *arguments, **options)
 
         return call
@@ -122,8 +137,8 @@ def install():
     return recorder
 
 
-def _nbytes(arguments):
-    """Bytes of the first buffer of a call."""
+def _buffer(arguments):
+    """The first buffer of a call as a `memoryview`, or None."""
     from mpi4py import MPI
 
     for argument in arguments:
@@ -131,8 +146,8 @@ def _nbytes(arguments):
         if buffer is MPI.IN_PLACE:
             continue
         with contextlib.suppress(TypeError, ValueError, BufferError):
-            return memoryview(buffer).nbytes
-    return 0
+            return memoryview(buffer)
+    return None
 
 
 def _watch_memory(recorder):
@@ -140,7 +155,7 @@ def _watch_memory(recorder):
     synchronise, take = window.NodeWindow.synchronise, window.NodeCopy.take
 
     def synchronised(self):
-        recorder.note("shared memory", self.mine.nbytes)
+        recorder.note("shared memory", memoryview(self.mine.numpy()))
         return synchronise(self)
 
     def taken(self, values):

@@ -138,6 +138,7 @@ def test_labels_with_gaps_between_silo_files_end_all_ranks(link, folder):
     with pytest.raises(UserError) as error:
         loaded.synchronise(link)
     text = "on rank 1: .*silo_1.h5: contains the labels 20, 21, 22, 23, 24 and 5 more, but no client has the label 10, "
+    text = "on rank 1: an error, which that rank prints" if link.rank == 0 else text if link.rank == 1 else ""
     assert re.match(text, str(error.value)) and error.value.is_printed == (link.rank == 1)
 
 

@@ -23,6 +23,7 @@ from fedmpi.cli.doctor.__main__ import main as doctor
 from fedmpi.cli.evaluate.__main__ import main as evaluate
 from fedmpi.cli.train import main as train_main
 from fedmpi.ground.errors import UserError
+from fedmpi.prepare.__main__ import main as data_main
 from fedmpi.training import loop
 from fedmpi.training.crossing import kinds_of
 
@@ -192,6 +193,44 @@ def measured(name):
     evaluate([str(OUT / name)])
 
 
+def each_of(*algorithms):
+    """A run with each of some algorithms."""
+
+    def go(name):
+        for algorithm in algorithms:
+            run("--algorithm", algorithm)(f"{name}--{algorithm}")
+
+    return go
+
+
+def begun_from(name):
+    run("--model", "mlp")(f"{name}--first")
+    run("--model", "mlp", "--init", str(OUT / f"{name}--first" / "model.safetensors"))(f"{name}--second")
+
+
+def wrong_data(name):
+    """One silo's file cannot be read."""
+
+    def write(file, client):
+        table(file, client)
+        if client:
+            file["train/images"][3, 0] = np.nan
+
+    with contextlib.suppress(SystemExit):
+        run("--data", lambda: files("wrong", write))(name)
+
+
+def labels(client):
+    inputs, _ = data(client).tensors
+    return TensorDataset(inputs, (inputs[:, :2] > 0).float())
+
+
+def words_of(file, client):
+    """A text whose words stand in the file of a vocabulary, too."""
+    text(file, client)
+    (OUT / "vocabulary.txt").write_text("word1 word2 word3\n")
+
+
 def attacked(name):
     run("--model", "mlp")(name)
     train_main(
@@ -284,6 +323,36 @@ DOORS = {
         clients=2 * COMM.size,
     ),
     "buffers": call(task=lambda: own_task(test=lambda: data(5)), model=Counting),
+    "silos with outputs": run("--data", silos, "--task.metrics", "f1,auroc", "--scores", "samples"),
+    "auc of silos with outputs": run("--task", "auc", "--data", silos, "--scores", "samples", "--holdout", "0.2"),
+    "every word": run(*LANGUAGE, lambda: files("text", text), "--least", "1"),
+    "vocabulary": run(
+        *LANGUAGE, lambda: files("known", words_of), "--task.vocabulary", lambda: str(OUT / "vocabulary.txt")
+    ),
+    "few take part": run("--data", silos, "--clients", "2", "--participation", "0.5"),
+    "stages": run("--data", silos, "--stages", "norm_bound", "--codec", "random_k"),
+    "stopped early": run("--data", silos, "--holdout", "0.3", "--patience", "1", "--result", "best"),
+    "algorithms": each_of("fednova", "scaffnew", "mimeadam", "feddyn", "fed_lamb"),
+    "from a model": begun_from,
+    "wrong data": wrong_data,
+    "several clients": run("--data", silos, "--partition", "even", "--task.metrics", "confusion,calibration"),
+    "multilabel": call(
+        data=lambda: [labels(client) for client in range(COMM.size)],
+        test_data=lambda: labels(9),
+        task="multilabel",
+        model=torch.nn.Linear(4, 2),
+    ),
+    "own task with outputs": call(
+        task=lambda: own_task(
+            metrics={"auc": "sklearn.metrics.roc_auc_score", "r2": "sklearn.metrics.r2_score"},
+            predict=lambda model, batch: (model(batch[0])[:, 1], batch[1].float()),
+            outputs="values",
+            test_of=lambda client, number: data(5 + client),
+        ),
+        model=net,
+    ),
+    "statistics": lambda name: data_main(["statistics", silos()]),
+    "doctor of silos": lambda name: doctor(["--out", str(OUT), "--data", silos(), "--task.metrics", "f1"]),
     "dealt again": run("--partition.redeal", "true"),
     "resumed": resumed,
     "evaluate": measured,
@@ -316,7 +385,9 @@ def through(name):
         return
     found = {"door": name, "seen": sorted({kind for sent, _ in everyone for kind, (_, size) in sent.items() if size})}
     found["wrong"] = sorted({line for _, wrong in everyone for line in wrong})
-    written = [json.loads(path.read_text(encoding="utf-8")) for path in (OUT / folder).rglob("crossed.json")]
+    folders = [OUT / folder, *OUT.glob(f"{folder}--*")]
+    paths = [path for each in folders for path in each.rglob("crossed.json")]
+    written = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     found["crossed"] = sorted(set().union(*written)) if written else None
     found["said"] = sorted(set().union(*map(kinds_of, configs))) if configs else None
     print("FOUND " + json.dumps(found), flush=True)

@@ -106,14 +106,16 @@ def test_regression_is_that_of_all_samples(width, offset):
     names += ["mean_absolute_error", "max_error"] if width is None else ["mean_absolute_error"]
     got = pooled(parts, {name: f"sklearn.metrics.{name}" for name in names}, kind="values")
     for name in names:
-        # At an offset of a million, the inputs themselves have errors of 1e-10.
-        assert got[name] == pytest.approx(getattr(sk, name)(targets, outputs), abs=1e-12 if offset == 0 else 1e-9), name
+        assert got[name] == pytest.approx(getattr(sk, name)(targets, outputs), rel=1e-12, abs=1e-12), name
 
 
 def test_regression_without_differences():
     one = [(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0])), (torch.tensor([1.0]), torch.tensor([1.0]))]
     names = {"r2": "sklearn.metrics.r2_score", "variance": "sklearn.metrics.explained_variance_score"}
     assert pooled(one, names, kind="values") == {"r2": 1.0, "variance": 1.0}
+    constants = [torch.full((n,), 0.3, dtype=torch.float64) for n in (3, 8)]
+    three = [(values + 1, values) for values in constants]
+    assert pooled(three, names, kind="values") == {"r2": 0.0, "variance": 1.0}
     other = [(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0]))]
     assert pooled(other, names, kind="values") == {"r2": 0.0, "variance": 0.0}
     assert math.isnan(pooled([one[1]], names, kind="values")["r2"])

@@ -79,7 +79,7 @@ def read_arguments(arguments):
 
 
 def _run(arguments, link):
-    read = agree(link, lambda: read_arguments(arguments))
+    read = agree(link, lambda: read_arguments(arguments), tells=True)
     if isinstance(read, str):
         show(link, read)
         return
@@ -87,7 +87,7 @@ def _run(arguments, link):
     if options.crosses:
         show(link, describe_crossing(kinds_of(config), options.json))
         return
-    agree(link, lambda: _check_launch(link, options.json, config.machine.ranks))
+    agree(link, lambda: _check_launch(link, options.json, config.machine.ranks), tells=True)
     link.barrier()
     own = describe_rank(link, config.machine.device)
     ranks = allgather_facts(link, own)

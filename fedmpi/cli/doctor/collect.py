@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import secrets
+import sys
 import time
 
 import numpy as np
@@ -61,12 +62,14 @@ def check_needs(link, ranks, config):
             step(job)
     except AgreedUserError as met:
         error = str(met)
+        if met.is_printed and link.rank:
+            print(f"fedmpi: {error}", file=sys.stderr, flush=True)
     data = check_data(error, str(getattr(config.task, "data", "no files")), link.size)
     if error:
         size, memory = 0, Check("memory", SKIPPED, "needs the data")
     else:
         sizes, error = _try_model(config, job.context, job.task)
-        size, memory = _check_rows(link, ranks, config, job.context, sizes, allgather_texts(link, error))
+        size, memory = _check_rows(link, ranks, config, job.context, sizes, _gather_errors(link, error))
     return [data, memory, _check_folder(link, pathlib.Path(config.folder.out), size)]
 
 
@@ -88,6 +91,14 @@ def _try_model(config, context, task):
             return (flat.dim, flat.num_buffers), ""
         except UserError as error:
             return None, str(error)
+
+
+def _gather_errors(link, error):
+    """A text for each rank that has an error. Only that rank prints it, for it may quote a silo's data."""
+    if error and link.rank:
+        print(f"fedmpi: rank {link.rank}: {error}", file=sys.stderr, flush=True)
+    texts = allgather_texts(link, "it prints why" if error else "")
+    return [error, *texts[1:]] if link.rank == 0 else texts
 
 
 def _check_rows(link, ranks, config, context, sizes, errors):

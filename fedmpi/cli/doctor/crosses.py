@@ -7,6 +7,10 @@ from collections.abc import Collection
 from fedmpi.comm.crosses import as_rows
 
 WIDTH = 118
+HEAD = (
+    "What goes from a silo (a hospital, say: a rank of the job) to the others in such a run. All other silos can read",
+    "what goes to all ranks. docs/how_it_works.md explains the words, and says what never leaves a silo.",
+)
 
 
 def describe_crossing(kinds: Collection[str], as_json: bool) -> str:
@@ -14,7 +18,7 @@ def describe_crossing(kinds: Collection[str], as_json: bool) -> str:
     (_, *header), *rows = as_rows(kinds)
     if as_json:
         return json.dumps({name: dict(zip(header, cells)) for name, *cells in rows}, indent=1, ensure_ascii=False)
-    lines = ["What goes from a silo to the others in such a run (docs/how_it_works.md explains the words):"]
+    lines = [*HEAD]
     width = max(map(len, header)) + 4
     for name, *cells in rows:
         lines += ["", name]

@@ -53,12 +53,12 @@ def make_parser():
 
 def _run(arguments, link):
     """The program. Collective on the link."""
-    found = agree(link, lambda: _read(arguments))
+    found = agree(link, lambda: _read(arguments), tells=True)
     config = found if isinstance(found, str) else read_config(*found[:1], link, below=found[1])
     if isinstance(config, str):
         show(link, config)
         return
-    agree(link, lambda: _check(config))
+    agree(link, lambda: _check(config), tells=True)
     job = prepare(config, link, learns=False)
     metrics = Evaluation(job)(job.flat.x, job.flat.buffers, 0, whole=True)
     show(link, _report(job, metrics) if link.rank == 0 else "")

@@ -142,7 +142,7 @@ class Code:
         if isinstance(value, str) and DEVICE.fullmatch(value):
             return "a device"
         if isinstance(value, PLAIN):
-            return repr(value)
+            return _shown(value)
         if isinstance(value, types.ModuleType):
             return f"module {value.__name__}"
         if isinstance(value, type):
@@ -178,8 +178,8 @@ class Code:
         if isinstance(value, functools.cached_property):
             return f"cached_property({self.text(value.func, depth)})"
         if isinstance(value, functools.partial | functools.partialmethod):
-            parts = (value.func, list(value.args), dict(value.keywords))
-            return f"partial({', '.join(self.text(part, depth) for part in parts)})"
+            names = ", ".join(f"{name!r}: {self.text(given, depth)}" for name, given in value.keywords.items())
+            return f"partial({self.text(value.func, depth)}, {self.text(list(value.args), depth)}, dict({names}))"
         if isinstance(value, torch.jit.ScriptFunction):
             return f"script {_hash(value.code)}"
         if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | np.ufunc):
@@ -449,7 +449,7 @@ def assigned(module, name):
     if origin is not None and not expressions and origin[0] in sys.modules and not _is_installed_module(origin[0]):
         return assigned(vars(sys.modules[origin[0]]), origin[1])
     try:
-        return ", then ".join(repr(ast.literal_eval(expression)) for expression in expressions)
+        return ", then ".join(_shown(ast.literal_eval(expression)) for expression in expressions)
     except ValueError:
         return f"an expression {_hash(as_text(expressions))}"
 
@@ -562,6 +562,12 @@ def _name(value):
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
     name = name.removeprefix("_VariableFunctionsClass.")
     return f"{module}.{name}" if module and module != "builtins" else name
+
+
+def _shown(value):
+    """A plain value as text; of words, which may be of a silo's data, only a hash."""
+    text = repr(value)
+    return f"words with hash {_hash(text)}" if {*"'\""} & {*text} else text
 
 
 def _hash(text):

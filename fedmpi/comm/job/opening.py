@@ -70,7 +70,7 @@ def open_link(comm=None, timeout=TIMEOUT, check=check_launch):
     _warn_if_bound_to_taken_cores(link)
     link.watch(timeout)
     guard_exits(link)
-    agree(link, lambda: _check_timeout(given, is_number))
+    agree(link, lambda: _check_timeout(given, is_number), tells=True)
     return link
 
 

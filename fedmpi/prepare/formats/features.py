@@ -208,14 +208,15 @@ class Columns:
         if table.kinds[name] == "words":
             row = next(row for row, word in enumerate(values) if isinstance(word, str) and not _is_number(word))
             found = f"{table.place(row)} has {short(values[row], 60)} in column {name}"
-            raise UserError(f"{table.path}: {found}: expected a number")
+            raise UserError(f"{table.path}: {found}: expected a number", table.place(row))
         values = np.asarray(values, np.float64 if table.kinds[name] == "empty" else None)
         is_blank = np.isnan(values)
         self._refuse_empty(table, name, is_blank, "a number")
         if not np.isfinite(values[~is_blank]).all() or np.abs(values[~is_blank]).max(initial=0) > LARGEST:
             row = int(np.flatnonzero(~is_blank & ~(np.abs(values) <= LARGEST))[0])
             expected = "expected a finite number"
-            raise UserError(f"{table.path}: {table.place(row)} has {values[row]:.4g} in column {name}: {expected}")
+            found = f"{table.place(row)} has {values[row]:.4g} in column {name}"
+            raise UserError(f"{table.path}: {found}: {expected}", table.place(row))
         indicator = {f"{name} is {WITHOUT}": is_blank} if self.missing == "category" else {}
         if is_blank.any():  # otherwise without a copy, which would double the memory
             values = np.where(is_blank, values.dtype.type(how["median"]), values)
@@ -235,7 +236,8 @@ class Columns:
             place = table.place(int(np.flatnonzero(is_blank)[0]))
             raise UserError(
                 f"{table.path}: {place} has an empty field in column {name}: expected {expected} in every line; "
-                "data prepare with --missing median or --missing category accepts empty fields"
+                "data prepare with --missing median or --missing category accepts empty fields",
+                place,
             )
 
 

@@ -84,7 +84,7 @@ def recognise(table, name, reading, is_word, odd):
                 return _days(dates), "dates"
         row = int(np.flatnonzero(odd_ones)[0])
         problem = f"{table.place(row)} has {short(words[row], 60)}: expected dates like 2026-01-31 or 31.01.2026"
-        raise UserError(f"{table.path}: --date {name}: {problem} in the whole column")
+        raise UserError(f"{table.path}: --date {name}: {problem} in the whole column", table.place(row))
     distinct = words.value_counts()
     if is_word or not len(distinct):
         return words, "words" if len(distinct) else "empty"
@@ -128,7 +128,8 @@ def _numbers(table, name, words, distinct, reading, odd):
         ways += [f"--one-hot {shlex.quote(name)} (they are categories)", f"--drop {shlex.quote(name)}"]
         found = f"{table.place(row)} has {short(field, LONGEST_WORD)} in column {name}"
         found += f", and {share:.0%} of its values are numbers"
-        odd.append((name, f"{table.path}: {found}: expected a number, or one of {', '.join(ways)}"))
+        text = f"{table.path}: {found}: expected a number, or one of {', '.join(ways)}"
+        odd.append((name, text, table.place(row)))
     return words, "words"
 
 

@@ -182,8 +182,8 @@ def read_table(path, reading, wanted=None):
     for name in table.columns:
         table.columns[name], table.kinds[name] = recognise(table, name, reading, name in words, odd)
     if odd:
-        others = f"; the same is so of {', '.join(name for name, _ in odd[1:])}" if odd[1:] else ""
-        raise UserError(f"{odd[0][1]}{others}")
+        others = f"; the same is so of {', '.join(name for name, *_ in odd[1:])}" if odd[1:] else ""
+        raise UserError(f"{odd[0][1]}{others}", odd[0][2])
     return table
 
 
@@ -244,7 +244,7 @@ def _read_text(path, reading, wanted):
             for line, row in numbered():
                 if len(row) < len(names) or any(field.strip() for field in row[len(names) :]):
                     hint = f"expected {len(names)}, as in the header (line {header[0]}; --skip-lines leaves out titles)"
-                    raise UserError(f"{path}: line {line} has {len(row)} fields: {hint}")
+                    raise UserError(f"{path}: line {line} has {len(row)} fields: {hint}", f"line {line}")
 
     try:  # all columns are read, so that lines are checked
         columns, mixed = _in_chunks(path, {**options, "dtype": dtype}, [*chosen, BEYOND], most)

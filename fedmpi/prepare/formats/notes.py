@@ -43,7 +43,8 @@ def notes_on(table, columns, labels, label, group):
         words = short(", ".join(numbers), 60)
         notes.append(f"the header contains numbers ({words}): is it a row, and the file has none?")
     has_classes = len(np.unique(labels)) > 1
-    measured = {name: table.columns[name] for name, how in columns.columns.items() if isinstance(how, dict)}
+    measured = {name: table.columns[name] for name, how in columns.columns.items()
+                if isinstance(how, dict) and table.kinds[name] != "empty"}  # fmt: skip
     whole = {}
     for name, values in measured.items():
         how = columns.columns[name]

@@ -15,6 +15,7 @@ from fedmpi.prepare.formats.notes import FEW, notes_on
 from fedmpi.prepare.formats.typed import ARROW_OF_SPLITS
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")  # ASCII digits only: int() cannot read ²
+EMPTY = "is empty"  # why a column is no feature
 PLAIN = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
 
 
@@ -114,10 +115,9 @@ def read(path, options):
         raise UserError(f"{path}: expected rows and a column {label}; its header is {', '.join(table.columns)}")
     answers = table.columns[label]
     if (without := answers.isna().to_numpy()).any():
-        raise UserError(
-            f"{path}: {table.place(int(np.flatnonzero(without)[0]))} has an empty field in column {label}, the label: "
-            f"expected a class in every line{_hint_of_title([*table.columns, *left_out])}"
-        )
+        place = table.place(int(np.flatnonzero(without)[0]))
+        found = f"{path}: {place} has an empty field in column {label}, the label: expected a class in every line"
+        raise UserError(f"{found}{_hint_of_title([*table.columns, *left_out])}", place)
     for name in (label, *kept, *options.one_hot):
         if (odd := table.columns[name].str.contains("\0", regex=False, na=False).to_numpy(bool)).any():
             found = f"{table.place(int(np.flatnonzero(odd)[0]))} has a character NUL in column {name}"
@@ -237,7 +237,7 @@ def _not_used(table, columns, others, left_out, options, reading):
             continue
         values = table.columns[name]
         if table.kinds[name] == "empty":
-            reasons[name] = "is empty"
+            reasons[name] = EMPTY
             continue
         distinct, filled = values.nunique(), int(values.notna().sum())
         how = f"words, {distinct} of {filled} differ{hint_of_words(name, values, reading)}"

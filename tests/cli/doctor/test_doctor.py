@@ -30,11 +30,13 @@ def doctor(ranks, out, *words, **options):
     return start(ranks, "-m", "fedmpi", "doctor", "--out", out, *words, **options)
 
 
-def failed(ended):
-    """Name -> check of the failed ones of a program that printed JSON."""
+def failed(ended, own=""):
+    """Name -> check of the failed ones of a program that printed JSON. own: how the line of a rank begins, if any."""
     assert ended.returncode == 2, ended.stdout + ended.stderr
     checks = {check["name"]: check for check in json.loads(ended.stdout)["checks"] if check["state"] == "failed"}
-    assert ended.stderr.startswith(f"fedmpi: error: {len(checks)} check") and len(ended.stderr.splitlines()) == 1
+    *lines, last = ended.stderr.splitlines()
+    assert last.startswith(f"fedmpi: error: {len(checks)} check") and len(lines) == bool(own), ended.stderr
+    assert not own or lines[0].startswith(own)
     assert all(check["advice"] for check in checks.values())
     return checks
 
@@ -82,9 +84,9 @@ def test_data_that_one_rank_cannot_read_and_too_large_a_model(tmp_path):
         for split in ("train", "test"):
             file[f"{split}/images"] = np.zeros((8, 8, 8), np.uint8)
             file[f"{split}/labels"] = np.arange(8) % 2
-    checks = failed(doctor(2, tmp_path, "--data", silos, "--json"))
-    assert list(checks) == ["data"]
-    assert checks["data"]["text"].startswith(f"on rank 1: task.data = {silos}: client 1 has no file")
+    ended = doctor(2, tmp_path, "--data", silos, "--json")
+    checks = failed(ended, f"fedmpi: on rank 1: task.data = {silos}: client 1 has no file")
+    assert list(checks) == ["data"] and checks["data"]["text"] == "on rank 1: an error, which that rank prints"
     shutil.copy(tmp_path / "silo_0.h5", tmp_path / "silo_1.h5")
     huge = ("--model", "mlp", "--model.hidden", 10**10, "--data", silos)  # no machine of today has 3 TB for a rank
     checks = failed(doctor(2, tmp_path, *huge, "--json"))
