@@ -14,7 +14,8 @@ class Scaffnew(Algorithm):
     Communication Acceleration! Finally!", ICML 2022, arXiv:2202.09357, Algorithm 2.
     Paper to code: x_i, x̂_i -> client.x; γ -> step_size; p -> probability; h_i -> client.c_i - server.c.
     Invariant: c is the mean of c_i over all clients, absent ones too: the mean of h_i is 0.
-    Special cases: with p = 1/K, the default, it is SCAFFOLD with option II, which sends twice as much; p = 0 is FedAvg.
+    Special cases: with p = 1/K, the default, and K local steps of every client, it is SCAFFOLD with option II, which sends
+    twice as much; p = 0 is FedAvg.
 
     Differs from the paper: it draws before every step whether it averages, with probability p; here the number K of
     local steps is the run's. Absent clients are not in the paper: they keep c_i, as in SCAFFOLD.
@@ -26,7 +27,10 @@ class Scaffnew(Algorithm):
 
     step_size: float = setting(0.1, "γ, step size of the local steps", above=0)
     probability: float | None = setting(
-        None, "p: h_i changes by p/γ (x - x_i); default: 1/K, K the mean number of local steps", least=0, most=1
+        None,
+        "p: h_i changes by p/γ (x - x_i); default: 1/K, K the largest number of a client's local steps",
+        least=0,
+        most=1,
     )
 
     kinds = {"x": "difference"}
@@ -60,5 +64,5 @@ class Scaffnew(Algorithm):
 
     def _rate(self, server: Server) -> float:
         """p/γ."""
-        probability = 1 / server.num_steps if self.probability is None else self.probability
+        probability = 1 / server.most_steps if self.probability is None else self.probability
         return probability / self.eta(server)
