@@ -57,9 +57,7 @@ class Grid:
 
         def held_out(point):
             ends = [last(records) for records in self.records(point)]
-            return tuple(
-                sum(sign * end[of] for end in ends) for of, sign in (("holdout_accuracy", 1), ("holdout_loss", -1))
-            )
+            return sum(end["holdout_accuracy"] for end in ends), -sum(end["holdout_loss"] for end in ends)
 
         point = tuple(round(2 * math.log10(size)) for size in defaults)
         while True:

@@ -14,8 +14,8 @@ class Scaffnew(Algorithm):
     Communication Acceleration! Finally!", ICML 2022, arXiv:2202.09357, Algorithm 2.
     Paper to code: x_i, x̂_i -> client.x; γ -> step_size; p -> probability; h_i -> client.c_i - server.c.
     Invariant: c is the mean of c_i over all clients, absent ones too: the mean of h_i is 0.
-    Special cases: with p = 1/K, the default, and K local steps of every client, it is SCAFFOLD with option II, which sends
-    twice as much; p = 0 is FedAvg.
+    Special cases: with p = 1/K, the default, and K local steps of all, it is SCAFFOLD with option II, which sends twice
+    as much; p = 0 is FedAvg.
 
     Differs from the paper: it draws before every step whether it averages, with probability p; here the number K of
     local steps is the run's. Absent clients are not in the paper: they keep c_i, as in SCAFFOLD.
