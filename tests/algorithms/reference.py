@@ -16,6 +16,8 @@ of all clients are [num_clients, dim]: x, m, v, ... of an absent client are what
 
 import numpy as np
 
+from fedmpi.ground.streams import generator
+
 
 class Clients:
     """Gradients of all clients on their own samples.
@@ -172,15 +174,18 @@ def feddyn(f, x, rounds, K, S, step_size, proximal_weight):
         yield {"x": everywhere(x, f), "h_i": -gradients / proximal_weight, "h": -h / proximal_weight}
 
 
-def scaffnew(f, x, rounds, K, S, step_size, probability=None):
-    h, shift = np.zeros((f.num, x.size)), np.zeros(x.size)
-    yield {"x": everywhere(x, f), "c": shift}
+def scaffnew(f, x, rounds, K, S, step_size, probability=None, average_chance=1.0, coin_seed=0):
+    h, shift, x_hat = np.zeros((f.num, x.size)), np.zeros(x.size), everywhere(x, f)
+    yield {"x": x_hat, "c": shift}
     for r in range(rounds):
-        x_hat, gamma = everywhere(x, f), at(step_size, r)
-        rate = (1 / max(K) if probability is None else probability) / gamma
+        gamma = at(step_size, r)
+        rate = (average_chance / max(K) if probability is None else probability) / gamma
         for _, here in steps(S(r), K):
             x_hat[here] = x_hat[here] - gamma * (f(here, x_hat, f.draw(here)) - h[here])
             yield {"x": x_hat, "c": shift}
+        if average_chance < 1 and generator(coin_seed, "average", r).random() >= average_chance:
+            yield {"x": x_hat, "c": shift}
+            continue
         new = f.mean(x_hat[S(r)], S(r))
         if len(S(r)) == f.num:
             h, shift = h + rate * (new - x_hat), rate * (x - new)  # the paper's line
@@ -190,8 +195,8 @@ def scaffnew(f, x, rounds, K, S, step_size, probability=None):
                 c_i[i] = c_i[i] - shift + rate * (x - x_hat[i])
             shift = (1 - share) * shift + share * rate * (x - new)
             h = c_i - shift
-        x = new
-        yield {"x": everywhere(x, f), "c": shift}
+        x, x_hat = new, everywhere(new, f)
+        yield {"x": x_hat, "c": shift}
 
 
 def naive_adaptive_fedavg(f, x, rounds, K, S, step_size, second_moment_decay, epsilon, v0=0.0):

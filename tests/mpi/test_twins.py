@@ -35,6 +35,7 @@ N, ROUNDS = 5, 7
 WEIGHTS = [1.0, 2.0, 5.0, 0.5, 3.0]
 COMPARED = (DESLOC, FedAdamW, FedDyn, FedExP, FedLADA, FedMuon, FedNova, LocalAdam, Scaffnew)
 METHODS = [(cls, of) for cls, of in CASES if cls in COMPARED or "m_every" in of or "v_every" in of]
+METHODS += [(Scaffnew, {"step_size": 0.1, "average_chance": 0.4})]  # averages in rounds 1, 5 and 8
 EVERY_METHOD = pytest.mark.parametrize(("cls", "settings"), METHODS, ids=lambda v: getattr(v, "__name__", ""))
 
 
