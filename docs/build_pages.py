@@ -21,8 +21,8 @@ ELSEWHERE = {
 # The order of the pages; those that are not listed follow, those that are not there are left out.
 ORDER = (
     "index", "coming_from", "data", "personal", "baselines", "own_task", "own_loop", "fine_tuning", "python", "api",
-    "algorithms", "objectives", "settings", "sweeps", "reports", "papers", "theory", "reproduction", "cluster",
-    "checkpoints", "failures", "aggregation", "gpu", "speed", "how_it_works", "core",
+    "which_method", "algorithms", "periods", "objectives", "settings", "sweeps", "reports", "papers", "theory",
+    "reproduction", "cluster", "checkpoints", "failures", "aggregation", "gpu", "speed", "how_it_works", "core",
 )  # fmt: skip
 LAST = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 

@@ -77,6 +77,8 @@ class Server(Protocol):
     @property
     def num_steps(self) -> float: ...  # K, mean of the participants' local steps in this round
     @property
+    def most_steps(self) -> int: ...  # the largest number of local steps of a client in this round
+    @property
     def num_clients(self) -> int: ...  # N
     @property
     def num_participants(self) -> int: ...  # |S| of this round

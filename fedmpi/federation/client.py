@@ -113,3 +113,8 @@ class Server(Holder):
     def num_steps(self) -> float:
         """K, mean of the participants' local steps in the round."""
         return 0 if self.round is None else self.round.num_steps
+
+    @property
+    def most_steps(self) -> int:
+        """The largest number of local steps of a client in the round."""
+        return 0 if self.round is None else self.round.nominal_steps

@@ -8,7 +8,7 @@ import math
 import os
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, overload
 
 import torch
@@ -258,6 +258,8 @@ class OwnLoop:
             return
         self.end_round()
         self._keep_private()
+        self._take_averages(())
+        self.federation.private.give_back(self._client)
         self._announce(ENDED)
         if self._recorded:
             self._recorded.finish()
@@ -509,6 +511,7 @@ class OwnLoop:
         self._losses += [(exchange, federation.run_exchange(exchange, number)) for number, exchange in later]
         self.round_loss = federation.end_round(self._losses)
         self._in_round, self._done, self.averaged = False, 0, True
+        self._take_averages(self._client.skipped)
         federation.private.give_back(self._client)
         own_steps.keep_start(self.federation)
         found = federation.requests >> REQUEST_BITS
@@ -521,6 +524,12 @@ class OwnLoop:
             self._flat.point_at(self._current(), self._client.buffers)
         if self._recorded:
             self._recorded.after_round(self.round_loss)
+
+    def _take_averages(self, kept: Collection[str]) -> None:
+        """Let the client's rows that skip rounds be the averages now, but for those of `kept`."""
+        averages = self.federation.store.averaged_rows()
+        for name in set(self.federation.store.skipping).difference(kept):
+            self._client.rows[name].copy_(averages[name])
 
     def _request(self) -> int:
         """See `Federation.begin_round`."""

@@ -40,6 +40,9 @@ from fedmpi.training.model import build_model, model_class, try_goal, try_loss, 
 
 log = Log(__name__)
 
+# With unequal numbers of local steps, the rounds of these end where the weighted mean loss is least all the same.
+KEEP_OBJECTIVE = ("ce_lsgd", "feddyn", "fednova", "mb_storm", "scaffnew", "scaffold", "scaffold_m", "scaffold_m_vr")
+
 
 @dataclasses.dataclass
 class Job:
@@ -291,7 +294,7 @@ def _plan(config, link, context, task, samplers):
     batches = link.allgatherv([samplers[client].batches_per_pass for client in context.clients], "sample counts")
     if config.rounds.local_epochs is not None:
         steps = np.maximum(1, np.round(config.rounds.local_epochs * batches)).astype(int).tolist()
-        keeps_objective = command_name(type(config.algorithm)) == "fednova" or task.dealer is not None
+        keeps_objective = command_name(type(config.algorithm)) in KEEP_OBJECTIVE or task.dealer is not None
         if link.rank == 0 and not keeps_objective and max(steps) > UNEQUAL * min(steps):
             log.warning(_about_unequal_steps(config, steps))
     else:

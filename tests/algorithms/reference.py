@@ -16,17 +16,29 @@ of all clients are [num_clients, dim]: x, m, v, ... of an absent client are what
 
 import numpy as np
 
+from fedmpi.ground.streams import generator
+
 
 class Clients:
     """Gradients of all clients on their own samples.
 
     Args:
-        gradient: gradient(client, x, sample) -> [dim]. num_clients: N.
+        gradient: gradient(client, x, sample) -> [dim]. num_clients: N. weights: of the clients in averages; the
+            methods that papers compare with today have them, and those with periods.
     """
 
-    def __init__(self, gradient, num_clients):
+    def __init__(self, gradient, num_clients, weights=None):
         self.gradient, self.num = gradient, num_clients
         self.draws = np.zeros(num_clients, int)
+        self.weights = np.ones(num_clients) if weights is None else np.asarray(weights)
+
+    def mean(self, values, here):
+        """The weighted mean of values, one for each client of `here`."""
+        return np.average(np.asarray(values), axis=0, weights=self.weights[list(here)])
+
+    def share(self, here):
+        """Of those clients in the weights of all."""
+        return self.weights[list(here)].sum() / self.weights.sum()
 
     def draw(self, here):
         """A fresh sample for every client of `here`; the others' counters stand still."""
@@ -37,7 +49,8 @@ class Clients:
     def __call__(self, here, x, xi):
         """[len(here), dim]: gradients of those clients at x, one row each or one point for all."""
         x = np.asarray(x)
-        return np.array([self.gradient(i, x[i] if x.ndim == 2 else x, xi[i]) for i in here])
+        rows = [self.gradient(i, x[i] if x.ndim == 2 else x, xi[i]) for i in here]
+        return np.array(rows).reshape(len(rows), x.shape[-1])
 
     def first(self, x):
         """[num_clients, dim]: gradients at x on the initial batches (sample -1)."""
@@ -55,7 +68,7 @@ def everywhere(x, f):
 
 def in_period(row, here, f, num_rounds, every):
     """The participants' mean for every client if so many rounds are a multiple of `every`, otherwise what they have."""
-    return everywhere(row[here].mean(0), f) if num_rounds % every == 0 else row
+    return everywhere(f.mean(row[here], here), f) if num_rounds % every == 0 else row
 
 
 def steps(here, K):
@@ -127,8 +140,8 @@ def fednova(f, x, rounds, K, S, step_size, momentum=0.0, proximal_weight=0.0):
         # a_i: how often each gradient is in the move, from the last to the first
         kept, decayed = 1 - eta * proximal_weight, momentum
         a = [sum(kept ** (n - j) * decayed**j for n in range(K[i]) for j in range(n + 1)) for i in range(f.num)]
-        tau_eff = np.mean([K[i] if proximal_weight else a[i] for i in S(r)])
-        x = x + tau_eff * np.mean([(x_i[i] - x) / a[i] for i in S(r)], axis=0)
+        tau_eff = f.mean([K[i] if proximal_weight else a[i] for i in S(r)], S(r))
+        x = x + tau_eff * f.mean([(x_i[i] - x) / a[i] for i in S(r)], S(r))
         yield {"x": everywhere(x, f)}
 
 
@@ -140,8 +153,8 @@ def fedexp(f, x, rounds, K, S, step_size, epsilon):
             x_i[here] = x_i[here] - at(step_size, r) * f(here, x_i, f.draw(here))
             yield {"x": x_i}
         moves = x - x_i[S(r)]
-        mean = moves.mean(0)
-        x = x - max(1, (moves**2).sum() / (2 * len(S(r)) * (mean @ mean + epsilon))) * mean
+        mean, square = f.mean(moves, S(r)), f.mean((moves**2).sum(1), S(r))
+        x = x - max(1, square / (2 * (mean @ mean + epsilon))) * mean
         yield {"x": everywhere(x, f)}
 
 
@@ -156,31 +169,34 @@ def feddyn(f, x, rounds, K, S, step_size, proximal_weight):
             yield {"x": theta, "h_i": -gradients / proximal_weight, "h": -h / proximal_weight}
         for i in S(r):
             gradients[i] = gradients[i] - proximal_weight * (theta[i] - x)
-        h = h - proximal_weight * sum(theta[i] - x for i in S(r)) / f.num
-        x = theta[S(r)].mean(0) - h / proximal_weight
+        h = h - proximal_weight * f.share(S(r)) * f.mean(theta[S(r)] - x, S(r))
+        x = f.mean(theta[S(r)], S(r)) - h / proximal_weight
         yield {"x": everywhere(x, f), "h_i": -gradients / proximal_weight, "h": -h / proximal_weight}
 
 
-def scaffnew(f, x, rounds, K, S, step_size, probability=None):
-    h, shift = np.zeros((f.num, x.size)), np.zeros(x.size)
-    yield {"x": everywhere(x, f), "c": shift}
+def scaffnew(f, x, rounds, K, S, step_size, probability=None, average_chance=1.0, coin_seed=0):
+    h, shift, x_hat = np.zeros((f.num, x.size)), np.zeros(x.size), everywhere(x, f)
+    yield {"x": x_hat, "c": shift}
     for r in range(rounds):
-        x_hat, gamma = everywhere(x, f), at(step_size, r)
-        rate = (1 / np.mean([K[i] for i in S(r)]) if probability is None else probability) / gamma
+        gamma = at(step_size, r)
+        rate = (average_chance / max(K) if probability is None else probability) / gamma
         for _, here in steps(S(r), K):
             x_hat[here] = x_hat[here] - gamma * (f(here, x_hat, f.draw(here)) - h[here])
             yield {"x": x_hat, "c": shift}
-        new = x_hat[S(r)].mean(0)
+        if average_chance < 1 and generator(coin_seed, "average", r).random() >= average_chance:
+            yield {"x": x_hat, "c": shift}
+            continue
+        new = f.mean(x_hat[S(r)], S(r))
         if len(S(r)) == f.num:
             h, shift = h + rate * (new - x_hat), rate * (x - new)  # the paper's line
         else:  # c_i and c as in SCAFFOLD, h_i = c_i - c
-            c_i, share = h + shift, len(S(r)) / f.num
+            c_i, share = h + shift, f.share(S(r))
             for i in S(r):
                 c_i[i] = c_i[i] - shift + rate * (x - x_hat[i])
             shift = (1 - share) * shift + share * rate * (x - new)
             h = c_i - shift
-        x = new
-        yield {"x": everywhere(x, f), "c": shift}
+        x, x_hat = new, everywhere(new, f)
+        yield {"x": x_hat, "c": shift}
 
 
 def naive_adaptive_fedavg(f, x, rounds, K, S, step_size, second_moment_decay, epsilon, v0=0.0):
@@ -249,7 +265,7 @@ def fafed(
     adaptive_matrix="diagonal",
     v_every=1,
 ):
-    beta, rho, q = second_moment_decay, epsilon, K[0]
+    beta, rho, q = second_moment_decay, epsilon, max(K)
 
     def square(g):
         if adaptive_matrix == "diagonal":
@@ -257,7 +273,7 @@ def fafed(
         return np.tile((g**2).sum(1, keepdims=True), (1, g.shape[1]))
 
     g = f.first(x)
-    m, v = everywhere(g.mean(0), f), everywhere(square(g).mean(0), f)
+    m, v = (everywhere(f.mean(z, range(f.num)), f) for z in (g, square(g)))
     A = np.sqrt(v[0]) + rho
     x_prev = everywhere(x, f)
     x_i = x_prev - at(step_size, 0) * m
@@ -270,6 +286,7 @@ def fafed(
                 if i not in present:
                     x_prev[i] = x_i[i]
             present = here
+        here = [i for i in here if (t - 1) % q < K[i]]
         eta, a = at(step_size, t), alpha(t, fresh_weight, fresh_weight_scale, step_size)
         xi = f.draw(here)
         g, g_prev = f(here, x_i, xi), f(here, x_prev, xi)
@@ -279,11 +296,13 @@ def fafed(
         else:
             v[here] = beta * v[here] + (1 - beta) * square(g)
         x_prev[here] = x_i[here]
-        if t % q:
-            x_i[here] = x_i[here] - eta * m[here] / A
+        for i in here:
+            if (t - 1) % q < K[i] - 1:
+                x_i[i] = x_i[i] - eta * m[i] / A
         yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
         if t % q == 0:
-            m, x_i = (everywhere(z[here].mean(0), f) for z in (m, x_i))
+            here = present
+            m, x_i = (everywhere(f.mean(z[here], here), f) for z in (m, x_i))
             v = in_period(v, here, f, t // q, v_every)
             A = np.sqrt(v[0]) + rho if t // q % v_every == 0 else A
             x_i = x_i - eta * m / A
@@ -308,7 +327,7 @@ def fafed_code(
     m_every=1,
     v_every=1,
 ):
-    beta, rho, q = second_moment_decay, epsilon, K[0]
+    beta, rho, q = second_moment_decay, epsilon, max(K)
 
     def square(g):
         if adaptive_matrix == "diagonal":
@@ -316,7 +335,7 @@ def fafed_code(
         return np.tile((g**2).sum(1, keepdims=True), (1, g.shape[1]))
 
     g = f.first(x)
-    m, v = everywhere(g.mean(0), f), everywhere(square(g).mean(0), f)
+    m, v = (everywhere(f.mean(z, range(f.num)), f) for z in (g, square(g)))
     A = np.sqrt(v[0]) + rho
     x_prev = everywhere(x, f)
     x_i = x_prev - at(step_size, 0) * (m / A if first_step == "adaptive" else m)
@@ -329,6 +348,7 @@ def fafed_code(
                 if i not in present:
                     x_prev[i] = x_i[i]
             present = here
+        here = [i for i in here if (t - 1) % q < K[i]]
         eta, a = at(step_size, t), alpha(t, fresh_weight, fresh_weight_scale, step_size)
         xi = f.draw(here)
         g, g_prev = f(here, x_i, xi), f(here, x_prev, xi)
@@ -338,11 +358,13 @@ def fafed_code(
         else:
             v[here] = beta * v[here] + (1 - beta) * square(g)
         x_prev[here] = x_i[here]
-        if t % q or sync_order == "code":
-            x_i[here] = x_i[here] - eta * m[here] / A
+        for i in here:
+            if (t - 1) % q < K[i] - 1 or sync_order == "code":
+                x_i[i] = x_i[i] - eta * m[i] / A
         yield {"x": x_i, "x_prev": x_prev, "m": m, "v": v, "A": A}
         if t % q == 0:
-            x_i = everywhere(x_i[here].mean(0), f)
+            here = present
+            x_i = everywhere(f.mean(x_i[here], here), f)
             m, v = in_period(m, here, f, t // q, m_every), in_period(v, here, f, t // q, v_every)
             A = np.sqrt(v[0]) + rho if t // q % v_every == 0 else A
             if sync_order == "paper":
@@ -506,25 +528,26 @@ def diloco(
 
 
 def local_adam(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilon, m_every=1, v_every=1):
-    beta1, beta2, q = momentum, second_moment_decay, K[0]
+    beta1, beta2, q = momentum, second_moment_decay, max(K)
     x_i, u, v = everywhere(x, f), np.zeros((f.num, x.size)), np.zeros((f.num, x.size))
     yield {"x": x_i, "m": u, "v": v}
     for t in range(1, rounds * q + 1):
-        here = S((t - 1) // q)
+        here = [i for i in S((t - 1) // q) if (t - 1) % q < K[i]]
         g = f(here, x_i, f.draw(here))
         u[here] = beta1 * u[here] + (1 - beta1) * g
         v[here] = beta2 * v[here] + (1 - beta2) * g**2
         x_i[here] = x_i[here] - at(step_size, t) * u[here] / np.sqrt(v[here] + epsilon**2)
         yield {"x": x_i, "m": u, "v": v}
         if t % q == 0:
-            x_i = everywhere(x_i[here].mean(0), f)
+            here = S((t - 1) // q)
+            x_i = everywhere(f.mean(x_i[here], here), f)
             u, v = in_period(u, here, f, t // q, m_every), in_period(v, here, f, t // q, v_every)
             yield {"x": x_i, "m": u, "v": v}
 
 
 def desloc(f, x, rounds, K, S, step_size, momentum=0.9, second_moment_decay=0.999, epsilon=1e-6, m_every=3, v_every=6):
     """The authors' loop: averages come before a step, of what the step before it has left, and after the last one."""
-    q, start = K[0], np.zeros((f.num, x.size))
+    q, start = max(K), np.zeros((f.num, x.size))
     state, present = {"x": everywhere(x, f), "m": start, "v": start}, range(f.num)
     yield dict(state)
     for t in range(rounds * q + 1):
@@ -532,14 +555,15 @@ def desloc(f, x, rounds, K, S, step_size, momentum=0.9, second_moment_decay=0.99
             periods = {"x": q, "m": q * m_every, "v": q * v_every}
             for row, period in periods.items():
                 if t % period == 0:
-                    state[row] = everywhere(state[row][present].mean(0), f)
+                    state[row] = everywhere(f.mean(state[row][present], present), f)
             yield dict(state)
         if t == rounds * q:
             return
         present = S(t // q)
         g = np.zeros_like(start)
-        g[present] = f(present, state["x"], f.draw(present))
-        works = np.isin(np.arange(f.num), present)[:, None]
+        here = [i for i in present if t % q < K[i]]
+        g[here] = f(here, state["x"], f.draw(here))
+        works = np.isin(np.arange(f.num), here)[:, None]
         m = np.where(works, momentum * state["m"] + (1 - momentum) * g, state["m"])
         v = np.where(works, second_moment_decay * state["v"] + (1 - second_moment_decay) * g * g, state["v"])
         y = state["x"] - at(step_size, t + 1) * m / np.sqrt(v + epsilon**2)
@@ -547,9 +571,9 @@ def desloc(f, x, rounds, K, S, step_size, momentum=0.9, second_moment_decay=0.99
         yield dict(state)
 
 
-def direction(x, moved, K, here, eta):
-    """Δ = -1/(|S| K η) Σ (x_i - x), K the mean number of steps."""
-    return -(moved[here] - x).sum(0) / (len(here) * np.mean([K[i] for i in here]) * eta)
+def direction(x, moved, K, here, eta, f):
+    """Δ = -1/(K η) mean(x_i - x), K the mean number of steps."""
+    return -f.mean(moved[here] - x, here) / (f.mean([K[i] for i in here], here) * eta)
 
 
 def fedadamw(
@@ -572,7 +596,7 @@ def fedadamw(
         if form == "paper":
             for block in segments:
                 v[:, block] = v[:, block].mean(1, keepdims=True)
-        delta, x, v_bar = direction(x, x_i, K, S(r), eta), x_i[S(r)].mean(0), v[S(r)].mean(0)
+        delta, x, v_bar = direction(x, x_i, K, S(r), eta, f), f.mean(x_i[S(r)], S(r)), f.mean(v[S(r)], S(r))
         yield {"x": everywhere(x, f), "v": everywhere(v_bar, f), "direction": delta}
 
 
@@ -588,7 +612,7 @@ def fedlada(f, x, rounds, K, S, step_size, momentum, second_moment_decay, epsilo
             v[here] = beta2 * v[here] + (1 - beta2) * g**2
             x_i[here] = x_i[here] - eta * ((1 - gamma) * m[here] / (np.sqrt(v[here]) + epsilon) + gamma * delta)
             yield {"x": x_i, "v": v, "direction": delta}
-        delta, x, v_bar = direction(x, x_i, K, S(r), eta), x_i[S(r)].mean(0), v[S(r)].mean(0)
+        delta, x, v_bar = direction(x, x_i, K, S(r), eta, f), f.mean(x_i[S(r)], S(r)), f.mean(v[S(r)], S(r))
         yield {"x": everywhere(x, f), "v": everywhere(v_bar, f), "direction": delta}
 
 
@@ -640,7 +664,7 @@ def fedmuon(
                     O[i, layer] = scale * newton_schulz(matrix).ravel()
             x_i[here] = x_i[here] - eta * ((1 - alignment) * O[here] + alignment * delta)
             yield {"x": x_i, "direction": delta}
-        delta, x, M_bar = direction(x, x_i, K, S(r), eta), x_i[S(r)].mean(0), M[S(r)].mean(0)
+        delta, x, M_bar = direction(x, x_i, K, S(r), eta, f), f.mean(x_i[S(r)], S(r)), f.mean(M[S(r)], S(r))
         yield {"x": everywhere(x, f), "direction": delta}
 
 
@@ -685,7 +709,7 @@ def mimeadam(
 
 def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, v0=None, refresh="before", v_every=1):
     beta1, beta2 = momentum, second_moment_decay
-    v_hat = np.maximum(1e-8, (f.first(x) ** 2).mean(0)) if v0 is None else np.full(x.size, v0)
+    v_hat = np.maximum(1e-8, f.mean(f.first(x) ** 2, range(f.num))) if v0 is None else np.full(x.size, v0)
     m, v = np.zeros((f.num, x.size)), everywhere(v_hat, f)
     yield {"x": everywhere(x, f), "m": m, "v": v, "v_hat": v_hat}
     for r in range(rounds):
@@ -699,10 +723,10 @@ def local_amsgrad(f, x, rounds, K, S, step_size, momentum, second_moment_decay, 
                     x_i[i] = x_i[i] - a * m[i] / np.sqrt(v_hat)
             yield {"x": x_i, "m": m, "v": v, "v_hat": v_hat}
         if (r + 1) % v_every == 0:
-            v_hat = np.maximum(v_hat, v[S(r)].mean(0))
+            v_hat = np.maximum(v_hat, f.mean(v[S(r)], S(r)))
         if refresh == "before":
             x_i = x_i - a * m / np.sqrt(v_hat)
-        x = x_i[S(r)].mean(0)
+        x = f.mean(x_i[S(r)], S(r))
         yield {"x": everywhere(x, f), "m": m, "v": v, "v_hat": v_hat}
 
 
@@ -737,8 +761,8 @@ def fed_lamb(
                     ratio = length / norm if length > 0 and norm > 0 else 1.0
                     theta[i, layer] -= at(step_size, r) * ratio * u[layer]
             yield {"x": theta, "v_hat": v_hat}
-        x = theta[S(r)].mean(0)
-        v_hat = np.maximum(v_hat, v[S(r)].mean(0)) if (r + 1) % v_every == 0 else v_hat
+        x = f.mean(theta[S(r)], S(r))
+        v_hat = np.maximum(v_hat, f.mean(v[S(r)], S(r))) if (r + 1) % v_every == 0 else v_hat
         yield {"x": everywhere(x, f), "v_hat": v_hat}
 
 

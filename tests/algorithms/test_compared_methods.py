@@ -1,6 +1,7 @@
 """Special cases and invariants of the methods that papers compare with today: FedDyn, FedAdamW, FedMuon, ..."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -37,6 +38,33 @@ def test_scaffnew_is_scaffold_at_half_the_bytes(setup):
 @ANY_PARTICIPATION
 def test_scaffnew_that_never_changes_h_is_fedavg(setup):
     assert_equal(moments(Scaffnew(step_size=0.1, probability=0.0), setup), moments(FedAvg(step_size=0.1), setup))
+
+
+@ANY_PARTICIPATION
+@pytest.mark.parametrize("settings", [{"average_chance": 0.4}, {"average_chance": 0.7, "coin_seed": 3}])
+def test_scaffnew_averages_when_the_coin_says_so(setup, settings):
+    num_clients, local_steps, rounds, participants = setup
+    twin = reference.scaffnew(
+        reference.Clients(gradient, num_clients), X0, rounds, [local_steps] * num_clients, participants, 0.1, **settings
+    )
+    expected = [{name: np.array(row) for name, row in rows.items()} for rows in twin]
+    for row in ("x", "c"):
+        found = moments(Scaffnew(step_size=0.1, **settings), setup, row)
+        np.testing.assert_allclose(found, [rows[row] for rows in expected], rtol=1e-12, atol=1e-12)
+
+
+def test_the_numbers_of_steps_of_scaffnew_are_geometric_and_it_reaches_the_optimum():
+    """One local step a round, as the paper has it; the clients' curvatures and minima differ."""
+    algorithm = Scaffnew(step_size=0.2, average_chance=0.2)
+    server = types.SimpleNamespace()
+    averages = []
+    for server.round_index in range(4000):
+        averages.append(algorithm.averages(server))
+    lengths = np.diff(np.flatnonzero(averages))
+    assert abs(lengths.mean() - 5) < 0.4 and abs((lengths == 1).mean() - 0.2) < 0.04
+    curvature, centre = np.array([1.0, 2.0, 3.0]), np.array([5.0, -1.0, 2.0])
+    trace = simulate(algorithm, lambda i, x, s: curvature[i] * (x - centre[i]), [0.0], rounds=600, local_steps=1)
+    assert_equal(trace[-1]["rows"]["x"][:, 0], np.full(3, (curvature * centre).sum() / curvature.sum()))
 
 
 @ANY_PARTICIPATION

@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_ranks import DIM, gradient
 
+import fedmpi
 from fedmpi.aggregation.codecs.half import Half
 from fedmpi.aggregation.codecs.random_k import RandomK
 from fedmpi.aggregation.mean import Mean
@@ -13,7 +14,7 @@ from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import CentredClipping
 from fedmpi.aggregation.sending import Sending
 from fedmpi.aggregation.stages.norm_bound import NormBound
-from fedmpi.algorithms import DESLOC, FAFED, FAFEDCode, FedLAMB, LocalAMSGrad
+from fedmpi.algorithms import DESLOC, FAFED, FAFEDCode, FedLAMB, LocalAMSGrad, Scaffnew
 from fedmpi.comm.job.replicas import check_replicas
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.client_state import SKIPPED
@@ -98,3 +99,39 @@ def test_all_layouts_learn_the_same(link, algorithm, sending):
             state = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in ours.state().items()}
             ours = make(link, algorithm, sending, participants)
             ours.restore(state)
+
+
+class Point(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, DIM, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 8])
+@pytest.mark.parametrize("algorithm", [ALGORITHMS[0], Scaffnew(step_size=0.05, average_chance=0.4)])
+def test_a_loop_of_ones_own_ends_with_the_last_averages(link, algorithm, rounds):
+    """The coin says that rounds 1, 5 and 8 average x itself."""
+    model = Point()
+    fed = fedmpi.join(model, algorithm, local_steps=2)
+    for step in range(2 * rounds):
+        fed.step(lambda step=step: (gradient_of(fed.rank, model.w, step) * model.w).sum())
+    fed.finish()
+    expected = last_average(algorithm, link.size, rounds)
+    torch.testing.assert_close(model.w.detach(), expected, rtol=1e-12, atol=1e-13)
+
+
+def gradient_of(client, x, sample):
+    return torch.as_tensor(gradient(client, x.detach(), sample))
+
+
+def last_average(algorithm, num_clients, rounds):
+    """The server's x, all clients in one process."""
+    oracle = functools.partial(FunctionOracle, gradient)
+    variables = Variables(torch.linspace(-1, 1, DIM, dtype=torch.float64))
+    whole = Federation(
+        algorithm, SoloLink(), dict.fromkeys(range(num_clients), oracle), Plan(num_clients, 2), variables
+    )
+    whole.start()
+    for _ in range(rounds):
+        whole.run_round()
+    return whole.store.averaged_rows()["x"]
