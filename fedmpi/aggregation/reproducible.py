@@ -1,63 +1,109 @@
-"""The weighted mean in the order of one tree over the clients' numbers: the same bits wherever the clients are."""
+"""The weighted mean by sums of whole numbers: the same bits wherever the clients are."""
 
 import dataclasses
-from typing import ClassVar
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from fedmpi.aggregation.base import Aggregation
-from fedmpi.aggregation.layout import Moment
-from fedmpi.comm.summation_order import Placement
+from fedmpi.aggregation.codecs.fixed import WIDER, factor_of, fraction_bits, put_values, put_words
+from fedmpi.aggregation.layout import Layout
+from fedmpi.comm.link import Link
 
-ALIGNMENT = 16  # elements; every slot begins on a cache line
+PIECE = 1 << 14  # values that become words while they are in a core's cache
+TERMS = 8  # at most so many numbers are added beside the rows
 
 
 @dataclasses.dataclass(kw_only=True)
 class Reproducible(Aggregation):
     """The mean with bits that do not depend on the number of ranks, on which rank has which client, nodes or MPI.
 
-    See `fedmpi.comm.summation_order`. A rank keeps a partial sum for each largest subtree that it holds alone.
+    Of n clients, a value u of client i becomes the word rint(w_i u 2^F), F = 62 - E - ⌈log2 n⌉, in 64 bits; E, one for
+    each row of an exchange and one for the float buffers, is the lowest multiple of 8 with all |w_i u| < 2^E. Sums of
+    words are exact in any order, and never overflow. The mean differs from the exact one by at most
+    (n / Σ w_i) 2^-F / 2, and half a unit in its last place. Values below 2^-48 of their row's largest may become 0.
     """
 
-    crosses: ClassVar[frozenset[str]] = frozenset({"partial sums"})
-    is_reproducible: ClassVar[bool] = True
+    crosses: ClassVar[frozenset[str]] = frozenset({"whole numbers", "exponents"})
     is_mean: ClassVar[bool] = True
     leaves_out_constants: ClassVar[bool] = True
     keeps_finite: ClassVar[bool] = True
+    needs_exponents: ClassVar[bool] = True
+
+    def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
+        super().open(link, layout, clients)
+        self._words = self._allocate_words(layout.numel + TERMS)
+        self._of_piece, self._wide = np.empty((2, PIECE), np.int64), np.empty(PIECE, WIDER[layout.dtype])
 
     def allocate(self, numel: int) -> torch.Tensor:
-        """The first partial sum."""
-        self._placement = Placement(self.clients_of_ranks)
-        stride = max(1, -(-numel // ALIGNMENT)) * ALIGNMENT
-        everything = super().allocate(self._placement.num_slots * stride)
-        self._slots = [everything[begin : begin + numel] for begin in range(0, everything.numel(), stride)]
-        return self._slots[0] if self._slots else everything
+        """Where the ranks sum nothing."""
+        return torch.zeros(numel, dtype=self.layout.dtype, device=self.layout.device)
 
-    def begin(self, moment: Moment, weights: dict[int, float]) -> None:
-        super().begin(moment, weights)
-        if weights:
-            turns, self._partials = self._placement.plan(tuple(sorted(weights)))
-            self._turns = turns[self.link.members[self.link.rank]]
-
-    def add(self, client: int, region: torch.Tensor, weight: float) -> None:
-        if weight != 1:
-            region.mul_(weight)
-        sums = {name: self._slots[slot][self.moment.region] for name, slot in self._turns.slots.items()}
-        if client not in sums:
-            sums[client] = region
-        elif len(self.clients) > 1:  # a rank's only client works in the slot
-            sums[client].copy_(region)
-        for a, b in self._turns.steps[client]:
-            sums[a].add_(sums[b])
-
-    def skip(self, client: int, region: torch.Tensor) -> None:
-        self.add(client, region.zero_(), 1.0)  # the tree stays as it was planned
+    def _allocate_words(self, numel: int) -> torch.Tensor:
+        if torch.device(self.layout.device).type == "cpu":
+            return self.link.allocate(numel, torch.int64)
+        return torch.zeros(numel, dtype=torch.int64)
 
     def average(self, out: torch.Tensor) -> None:
-        vectors, link = [slot[self.moment.region][: out.numel()] for slot in self._slots], self.link
-        partials = self._partials.renumbered(link.members) if link.lost else self._partials
-        link.combine(vectors, partials, sum(self.weights.values()), out, "partial sums")
+        words = self._words[: out.numel() + len(self.terms)]
+        for piece, total in self._encoded(out.numel(), out.dtype):
+            words[piece] = total
+        self.link.add_integers(words, "whole numbers")
+        self._decode(words, out)
+
+    def _encoded(self, number: int, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+        """(place, the sum of the words of this rank's clients) of consecutive pieces, the terms at last.
+
+        The words are in memory of this process, in the same one for each piece.
+        """
+        kept, memory = [(self.weights[c], rows.cpu().numpy()) for c, rows in self.kept.items()], self._of_piece
+        for piece, fraction in self._pieces(number):
+            total, words = memory[:, : piece.stop - piece.start]
+            total.fill(0)
+            for weight, rows in kept:
+                put_words(rows[piece], factor_of(weight, fraction, dtype), self._wide, words)
+                total += words
+            yield piece, torch.from_numpy(total)
+        total = memory[0, : len(self.terms)]
+        for k, ((terms, _), unit) in enumerate(zip(self.terms, self._units())):
+            words = np.zeros(len(terms), np.int64)
+            put_words(np.array(terms, np.float64), unit, np.empty(len(terms), WIDER[torch.float64]), words)
+            total[k] = words.sum()
+        yield slice(number, number + len(total)), torch.from_numpy(total)
+
+    def _decode(self, words: torch.Tensor, out: torch.Tensor) -> None:
+        """Put the means into `out`, and the sums of the terms into `sums`."""
+        mean = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
+        for piece, fraction in self._pieces(out.numel()):
+            divisor = factor_of(sum(self.weights.values()), fraction, out.dtype)
+            put_values(words[piece].numpy(), divisor, self._wide, mean[piece].numpy())
+        if mean is not out:
+            out.copy_(mean)
+        of_terms = words[out.numel() :].tolist()
+        self.sums = [float(word / unit) for word, unit in zip(of_terms, self._units())]
+
+    def _units(self) -> list[Any]:
+        """2^F of each number that is added besides the rows."""
+        most = sum(map(len, self.clients_of_ranks))
+        return [factor_of(1, fraction_bits(exponent, most), torch.float64) for _, exponent in self.terms]
+
+    def _pieces(self, number: int) -> Iterator[tuple[slice, Any]]:
+        """(place, F) of consecutive short pieces of `number` values; F may be an array, of each value."""
+        begin = 0
+        lengths, exponents = zip(*self.exponents)
+        fractions, ends = [fraction_bits(e, len(self.weights)) for e in exponents], [*itertools.accumulate(lengths)]
+        if number <= PIECE:
+            yield slice(0, number), np.repeat(fractions, lengths)[:number]
+            return
+        for end, fraction in zip(ends, fractions):
+            while begin < min(end, number):
+                piece = slice(begin, min(begin + PIECE, end, number))
+                yield piece, fraction
+                begin = piece.stop
 
     def reorder_end(self, order: torch.Tensor) -> None:
-        for slot in self._slots:
-            slot[len(slot) - len(order) :] = slot[len(slot) - len(order) :][order]
+        for region in self.kept.values() if self.moment.region.stop == self.layout.numel else ():
+            region[len(region) - len(order) :] = region[len(region) - len(order) :][order]

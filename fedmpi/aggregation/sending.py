@@ -12,9 +12,11 @@ from fedmpi.aggregation import codecs as own_codecs
 from fedmpi.aggregation import stages as own_stages
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.aggregation.codecs.fixed import Fixed
 from fedmpi.aggregation.coded import AsRead, MeanOfSlices, MeanOfWords
 from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.mean import Mean
+from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.comm.link import Link
 from fedmpi.ground.errors import UserError
@@ -54,6 +56,9 @@ class Sending:
                 raise UserError(f"{kind} is {given}: expected an object of {base.__name__}")
         if self.faulty not in FAULTY:
             raise UserError(f"faulty = {self.faulty!r}: expected {' or '.join(FAULTY)}")
+        if isinstance(self.codec, Fixed) and type(self.aggregation) in (Mean, Reproducible):
+            object.__setattr__(self, "aggregation", Reproducible())  # which is the mean in this codec
+            object.__setattr__(self, "codec", None)
         if in_codec(self.aggregation, self.codec) is None:
             whole, codec = command_name(type(self.aggregation)), command_name(type(self.codec))
             raise UserError(

@@ -37,12 +37,20 @@ _KINDS = {
         "machine can read it in the memory that they share",
         kept="model.safetensors, model.h5, checkpoints/ (averages)",
     ),
-    "partial sums": Kind(
-        "as rows, but added up in a fixed order: of some clients, what one alone sends",
-        only_if="--aggregation reproducible",
+    "whole numbers": Kind(
+        "as rows, each value as a whole number of 64 bits, whose sums are exact; with them the sum of the clients' "
+        "training losses and over how many, and how many gradients they have computed",
+        only_if="--aggregation reproducible or --codec fixed",
         when="as rows",
-        to="each rank gets an equal slice of each of them, and all ranks the total; ranks of one machine can read all",
-        kept="as rows",
+        to="as rows",
+        kept="as rows; metrics.jsonl (the mean loss)",
+    ),
+    "exponents": Kind(
+        "for each vector and number that a rank is about to send, the power of two, in steps of 2^8, below which all "
+        "of its clients' values times their weights lie; the number of a client whose loss or model is not finite, and "
+        "that loss",
+        only_if="--aggregation reproducible, --codec fixed",
+        when="before every average",
     ),
     "slices": Kind(
         "as rows, but of each single client, cut into as many slices as there are ranks",
@@ -150,8 +158,8 @@ _KINDS = {
     # What is measured.
     "losses": Kind(
         "of each rank: the sum of its clients' training losses and over how many, how many gradients they have "
-        "computed, the number of a client whose loss or model is not finite; with --aggregation reproducible, the loss"
-        " of each client",
+        "computed, the number of a client whose loss or model is not finite",
+        only_if="any aggregation but reproducible",
         when="before every average",
         kept="metrics.jsonl (their mean)",
     ),

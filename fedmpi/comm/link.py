@@ -9,7 +9,6 @@ import torch
 
 from fedmpi.comm.crosses import OWN, Crossed
 from fedmpi.comm.ranks import Ranks, lowest_true
-from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
 from fedmpi.comm.vectors import Copy, Gathering, Reduce
 
@@ -45,21 +44,6 @@ class Link(Ranks, abc.ABC):
             block: [n] float32 or float64, contiguous, the same n and dtype on every rank; overwritten.
             divisor: a number, the same on every rank.
             out: [n]; may be `block` itself.
-        """
-
-    @abc.abstractmethod
-    def combine(
-        self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor, kind: str = OWN
-    ) -> None:
-        """out = (sum of all ranks' partial sums) / divisor, added in the order of `partials`.
-
-        The bits are the same for every number of ranks and nodes, every transport and every MPI library.
-
-        Args:
-            vectors: [n] each: this rank's vectors, one for each slot, all of them parts of one block that
-                `allocate` gave; they may be overwritten.
-            partials: a `fedmpi.comm.summation_order.Partials`, the same on every rank. divisor: the same on every rank.
-            out: [n]; may be the first of the vectors.
         """
 
     @abc.abstractmethod

@@ -14,7 +14,7 @@ def kinds_of(config: Any) -> set[str]:
     """Names of `fedmpi.comm.crosses.KINDS`, for a `Config`. Not collective; no file is opened."""
     sending, studies, is_private = config.sending, config.studies, config.layers.private is not None
     aggregation = in_codec(sending.aggregation, sending.codec)
-    found = {*EVERY_RUN, *IN_CASE, *aggregation.crosses}
+    found = {*EVERY_RUN, *IN_CASE, *aggregation.crosses} - ({"losses"} if aggregation.needs_exponents else set())
     found |= config.task.crosses(is_private or bool(studies.methods), config.data.scores)
     found |= {"buffers", "model"} if config.task.has_model else {"model"}
     found |= {"left out"} if config.faults.faulty == "leave_out" else set()

@@ -13,7 +13,7 @@ from fedmpi.training.config import read_command_line
 from fedmpi.training.crossing import kinds_of
 
 # Verbs of a link, and functions around them, that take a kind.
-VERBS = {"average", "combine", "add_integers", "exchange_slices", "allgather_vectors", "allgather", "begin_allgather"}
+VERBS = {"average", "add_integers", "exchange_slices", "allgather_vectors", "allgather", "begin_allgather"}
 VERBS |= {"allgatherv", "alltoallv", "broadcast", "allreduce", "allgather_lines"}
 # Kinds that a run may send by its settings, and does not always need: an error, a buffer, scattered samples.
 AS_NEEDED = {"errors", "checkpoints", "file digests", "model", "buffers", "samples", "left out"}
@@ -126,7 +126,7 @@ def test_a_kind_that_the_table_lacks_is_an_error():
     crossed.note("losses", 8)
     crossed.note("rows", 0)  # nothing is sent
     assert crossed == {"losses"}
-    with pytest.raises(ValueError, match="message of kind 'secrets': expected one of rows, partial sums, "):
+    with pytest.raises(ValueError, match="message of kind 'secrets': expected one of rows, whole numbers, "):
         crossed.note("secrets", 8)
 
 
@@ -140,7 +140,7 @@ def test_a_kind_that_the_table_lacks_is_an_error():
         ("--task language --data silo_{client}.h5", "words", "texts outputs class-counts"),
         ("--task auc", "outputs", "test-counts"),
         ("--aggregation centred_clipping", "slices norms", "rows"),
-        ("--aggregation reproducible", "partial-sums", "rows slices"),
+        ("--aggregation reproducible", "whole-numbers exponents", "rows slices losses"),
         ("--codec half", "slices", "rows"),
         ("--codec random_k", "rows", "slices"),
         ("--faulty leave_out", "left-out", ""),
