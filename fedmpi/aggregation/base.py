@@ -55,6 +55,8 @@ class Aggregation(Slicing):
 
     # False: the rows of a client are in memory that no other process of the node can read.
     exposes_rows: ClassVar[bool] = True
+    # What it hides, and from whom: for the closing table and fedmpi doctor.
+    hides: ClassVar[str] = ""
     # Whether it is the weighted mean: there may then be buffers of a wider type than the rows.
     is_mean: ClassVar[bool] = False
     # Whether it has to know before `average` how large values are: the federation then calls `scale`.

@@ -57,7 +57,7 @@ class Reproducible(Aggregation):
     def _encoded(self, number: int, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
         """(place, the sum of the words of this rank's clients) of consecutive pieces, the terms at last.
 
-        The words are in memory of this process, in the same one for each piece.
+        The words are in memory of this process, which may be overwritten, and is used again for the next piece.
         """
         kept, memory = [(self.weights[c], rows.cpu().numpy()) for c, rows in self.kept.items()], self._of_piece
         for piece, fraction in self._pieces(number):
@@ -67,12 +67,7 @@ class Reproducible(Aggregation):
                 put_words(rows[piece], factor_of(weight, fraction, dtype), self._wide, words)
                 total += words
             yield piece, torch.from_numpy(total)
-        total = memory[0, : len(self.terms)]
-        for k, ((terms, _), unit) in enumerate(zip(self.terms, self._units())):
-            words = np.zeros(len(terms), np.int64)
-            put_words(np.array(terms, np.float64), unit, np.empty(len(terms), WIDER[torch.float64]), words)
-            total[k] = words.sum()
-        yield slice(number, number + len(total)), torch.from_numpy(total)
+        yield slice(number, number + len(self.terms)), words_of_terms([terms for terms, _ in self.terms], self._units())
 
     def _decode(self, words: torch.Tensor, out: torch.Tensor) -> None:
         """Put the means into `out`, and the sums of the terms into `sums`."""
@@ -82,13 +77,10 @@ class Reproducible(Aggregation):
             put_values(words[piece].numpy(), divisor, self._wide, mean[piece].numpy())
         if mean is not out:
             out.copy_(mean)
-        of_terms = words[out.numel() :].tolist()
-        self.sums = [float(word / unit) for word, unit in zip(of_terms, self._units())]
+        self.sums = values_of_terms(words[out.numel() :], self._units())
 
     def _units(self) -> list[Any]:
-        """2^F of each number that is added besides the rows."""
-        most = sum(map(len, self.clients_of_ranks))
-        return [factor_of(1, fraction_bits(exponent, most), torch.float64) for _, exponent in self.terms]
+        return units_of([exponent for _, exponent in self.terms], sum(map(len, self.clients_of_ranks)))
 
     def _pieces(self, number: int) -> Iterator[tuple[slice, Any]]:
         """(place, F) of consecutive short pieces of `number` values; F may be an array, of each value."""
@@ -107,3 +99,23 @@ class Reproducible(Aggregation):
     def reorder_end(self, order: torch.Tensor) -> None:
         for region in self.kept.values() if self.moment.region.stop == self.layout.numel else ():
             region[len(region) - len(order) :] = region[len(region) - len(order) :][order]
+
+
+def units_of(exponents: list[int], num_terms: int) -> list[Any]:
+    """2^F for each of some sums of float64 numbers."""
+    return [factor_of(1, fraction_bits(exponent, num_terms), torch.float64) for exponent in exponents]
+
+
+def words_of_terms(terms: list[list[float]], units: list[Any]) -> torch.Tensor:
+    """The sum of the words of each list of numbers."""
+    total, wide = torch.zeros(len(terms), dtype=torch.int64), WIDER[torch.float64]
+    for k, (of_sum, unit) in enumerate(zip(terms, units, strict=True)):
+        words = np.zeros(len(of_sum), np.int64)
+        put_words(np.array(of_sum, np.float64), unit, np.empty(len(of_sum), wide), words)
+        total[k] = int(words.sum())
+    return total
+
+
+def values_of_terms(words: torch.Tensor, units: list[Any]) -> list[float]:
+    """What sums of `words_of_terms` are."""
+    return [float(word / unit) for word, unit in zip(words.tolist(), units, strict=True)]

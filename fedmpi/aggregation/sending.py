@@ -84,6 +84,7 @@ class Sending:
         """
         codec = _unused(self.codec)
         aggregation = _unused(in_codec(self.aggregation, codec))
+        link.add_hidden = None
         aggregation.open(link, layout, clients)
         aggregation.codec = codec
         if layout.beside is not None:

@@ -49,8 +49,27 @@ _KINDS = {
         "for each vector and number that a rank is about to send, the power of two, in steps of 2^8, below which all "
         "of its clients' values times their weights lie; the number of a client whose loss or model is not finite, and "
         "that loss",
-        only_if="--aggregation reproducible, --codec fixed",
-        when="before every average",
+        only_if="--aggregation reproducible or masked, --codec fixed; with masked, also of the metrics",
+        when="before every average, and at every evaluation",
+    ),
+    "masked words": Kind(
+        "as whole numbers, plus random ones that vanish in the sum over all ranks: what one rank sends has no meaning "
+        "alone; also the sums of the clients' losses and metrics at an evaluation",
+        only_if="--aggregation masked",
+        when="as rows, and at every evaluation",
+        to="all ranks get the sum; what one rank sends, others and whoever listens may see",
+        kept="as rows; metrics.jsonl",
+    ),
+    "public keys": Kind(
+        "of each rank, the public part of a key that lives as long as the process, random bytes, and with known_keys a "
+        "signature of them",
+        only_if="--aggregation masked",
+        when="before training, once",
+    ),
+    "opened masks": Kind(
+        "the key of the mask that a rank has added for itself, after all ranks have the sum with it",
+        only_if="--aggregation masked with --on_loss continue",
+        when="after every average and evaluation",
     ),
     "slices": Kind(
         "as rows, but of each single client, cut into as many slices as there are ranks",
@@ -159,7 +178,7 @@ _KINDS = {
     "losses": Kind(
         "of each rank: the sum of its clients' training losses and over how many, how many gradients they have "
         "computed, the number of a client whose loss or model is not finite",
-        only_if="any aggregation but reproducible",
+        only_if="any aggregation but reproducible and masked",
         when="before every average",
         kept="metrics.jsonl (their mean)",
     ),

@@ -1,7 +1,7 @@
 """What a federation asks of the ranks that it runs on: sums of model vectors and small agreements."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -22,7 +22,11 @@ class Link(Ranks, abc.ABC):
     Attributes, besides those of `Ranks` (`rank`, `size`, which ranks are left, and so on):
         traffic: the `Traffic` of this rank. crossed: the kinds of messages so far; none where there is one rank.
         summed_by: how the last block was summed, as text for the closing table.
+        add_hidden: function of this rank's terms of some sums -> the sums over all ranks, which sees to it that no rank
+            learns the terms of another one; None: such numbers need not be hidden. Collective.
     """
+
+    add_hidden: Callable[[list[list[float]]], list[float]] | None = None
 
     traffic: Traffic
     crossed: Crossed

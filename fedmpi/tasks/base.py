@@ -178,6 +178,8 @@ def of_clients(
 
     `values`: name -> one per client of this rank; `numbers`: of their samples; `weighting`: see `averages`.
     """
+    if link.add_hidden is not None:
+        return _averages_of_sums(link.add_hidden, values, np.asarray(numbers), weighting), {}
     # A rank without any test data has measured nothing.
     columns: list[Any] = [of_metric if len(of_metric) else [math.nan] * len(numbers) for of_metric in values.values()]
     table = np.column_stack([numbers, *columns])
@@ -185,6 +187,27 @@ def of_clients(
     clients = dict(zip(values, columns)) if numbers.any() else {}
     means = [averages(name, column, numbers, weighting) for name, column in clients.items()]
     return {name: value for of_metric in means for name, value in of_metric.items()}, clients
+
+
+def _averages_of_sums(
+    add: Callable[[list[list[float]]], list[float]], values: dict[str, Any], numbers: Any, weighting: str
+) -> dict[str, float]:
+    """The `averages` of all clients, of which only sums are known: always both means. nan if a value is not finite."""
+    measured, terms = numbers > 0, [numbers[numbers > 0].tolist()]
+    for of_metric in values.values():
+        column = np.asarray(of_metric if len(of_metric) else [0.0] * len(numbers), np.float64)[measured]
+        finite = np.isfinite(column)
+        products = np.where(finite, column * numbers[measured], 0)
+        terms += [np.where(finite, column, 0).tolist(), products.tolist(), (~finite).astype(float).tolist()]
+    num_samples, *sums = add([*terms, [1.0] * int(measured.sum())])
+    num_clients = sums.pop()
+    found: dict[str, float] = {}
+    for name, plain, weighted, num_bad in zip(values, sums[::3], sums[1::3], sums[2::3]) if num_clients else ():
+        over_clients, over_samples = plain / num_clients, weighted / num_samples
+        chosen, other = (over_clients, over_samples) if weighting == "uniform" else (over_samples, over_clients)
+        beside = {f"{name}_{'samples' if weighting == 'uniform' else 'clients'}": other}
+        found |= {key: math.nan if num_bad else value for key, value in ({name: chosen} | beside).items()}
+    return found
 
 
 class LoadedTask:

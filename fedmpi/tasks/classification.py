@@ -366,7 +366,7 @@ class LoadedClassification(LoadedTask):
 
     def _cases(self, link):
         """See `Metrics.cases`. Collective on the link."""
-        if not self.has_own_tests and not self._context.is_personal:
+        if link.add_hidden or not (self.has_own_tests or self._context.is_personal):
             return {}
         counts = [np.bincount(samples.labels.cpu().numpy(), minlength=self.num_classes) for samples in self._tests]
         counts = link.allgatherv(np.ravel(counts), "test counts").reshape(-1, self.num_classes).astype(int)

@@ -256,7 +256,7 @@ class LoadedOwnTask(LoadedTask):
             means, each = of_clients(link, results, weights, weighting)
             values |= {name: mean for name, mean in means.items() if name.startswith("test_loss")}
             clients |= each
-        cases = self._cases(link) if self.has_own_tests else {}
+        cases = self._cases(link) if self.has_own_tests and not link.add_hidden else {}
         if self._test is not None:
             sums = [pair for part in parts for pair in self._sums(module, *part)]
             sums = link.allgatherv(np.ravel(sums), "evaluation").reshape(-1, 2)

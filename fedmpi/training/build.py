@@ -126,7 +126,7 @@ def take_machine(job):
     set_arithmetic(config.machine.tf32, config.machine.deterministic)
     link.transport = config.machine.transport
     if config.faults.on_loss == "continue":
-        agree(link, lambda: _check_survival(config.machine))
+        agree(link, lambda: _check_survival(config))
         link.transport = "allreduce"  # the others' shared memory would be waited for
 
 
@@ -270,7 +270,7 @@ def _sampler(data, task, context, client, last_batch):
     return sampler
 
 
-def _check_survival(machine):
+def _check_survival(config):
     """Check that the run can go on without a rank; not collective.
 
     Raises:
@@ -279,9 +279,15 @@ def _check_survival(machine):
     reason = why_unavailable()
     if reason is not None:
         raise UserError(f"on_loss = continue: {reason}")
-    if machine.transport not in ("auto", "allreduce"):
+    transport, algorithm = config.machine.transport, config.algorithm
+    if transport not in ("auto", "allreduce"):
+        raise UserError(f"on_loss = continue: --transport {transport} waits for lost ranks: leave --transport out")
+    aggregation = config.sending.aggregation
+    if not aggregation.exposes_rows and len(algorithm.exchanges()) > 1:
         raise UserError(
-            f"on_loss = continue: --transport {machine.transport} waits for lost ranks: leave --transport out"
+            f"on_loss = continue: algorithm {command_name(type(algorithm))} averages several times in a round, which "
+            "is repeated as a whole without a lost client; the difference of two such sums is what aggregation "
+            f"{command_name(type(aggregation))} hides: expected on_loss end, or another algorithm"
         )
 
 

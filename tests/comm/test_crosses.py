@@ -141,6 +141,7 @@ def test_a_kind_that_the_table_lacks_is_an_error():
         ("--task auc", "outputs", "test-counts"),
         ("--aggregation centred_clipping", "slices norms", "rows"),
         ("--aggregation reproducible", "whole-numbers exponents", "rows slices losses"),
+        ("--aggregation masked", "masked-words exponents public-keys", "rows slices losses whole-numbers"),
         ("--codec half", "slices", "rows"),
         ("--codec random_k", "rows", "slices"),
         ("--faulty leave_out", "left-out", ""),
