@@ -63,6 +63,10 @@ class Masked(Reproducible):
                 "which no mask prevents"
             )
 
+    @property
+    def _sends_words(self) -> bool:
+        return True
+
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
         super().begin(moment, weights)
         self._out: torch.Tensor | None = None

@@ -38,8 +38,8 @@ _KINDS = {
         kept="model.safetensors, model.h5, checkpoints/ (averages)",
     ),
     "whole numbers": Kind(
-        "as rows, each value as a whole number of 64 bits, whose sums are exact; with them the sum of the clients' "
-        "training losses and over how many, and how many gradients they have computed",
+        "the sum of the clients' training losses and over how many, and how many gradients they have computed, as "
+        "whole numbers of 64 bits, whose sums are exact; with several clients on a rank, also the rows, added up",
         only_if="--aggregation reproducible or --codec fixed",
         when="as rows",
         to="as rows",
@@ -53,8 +53,8 @@ _KINDS = {
         when="before every average, and at every evaluation",
     ),
     "masked words": Kind(
-        "as whole numbers, plus random ones that vanish in the sum over all ranks: what one rank sends has no meaning "
-        "alone; also the sums of the clients' losses and metrics at an evaluation",
+        "as rows and whole numbers, plus random numbers that vanish in the sum over all ranks: what one rank sends has "
+        "no meaning alone; also the sums of the clients' losses and metrics at an evaluation",
         only_if="--aggregation masked",
         when="as rows, and at every evaluation",
         to="all ranks get the sum; what one rank sends, others and whoever listens may see",
@@ -73,8 +73,8 @@ _KINDS = {
     ),
     "slices": Kind(
         "as rows, but of each single client, cut into as many slices as there are ranks",
-        only_if="--aggregation median, trimmed_mean or centred_clipping, one of your own that calls reduce_slices, or "
-        "--codec half",
+        only_if="--aggregation median, trimmed_mean or centred_clipping, one of your own that calls reduce_slices, "
+        "--codec half, or --aggregation reproducible where no rank has several clients",
         when="as rows",
         to="each rank gets one slice of every client, and all ranks the result; ranks of one machine can read all",
         kept="as rows",

@@ -20,6 +20,7 @@ def kinds_of(config: Any) -> set[str]:
     found |= {"left out"} if config.faults.faulty == "leave_out" else set()
     found |= {"silo models"} if studies.cross_site else set()
     found |= {"hidden sums"} if studies.methods else set()
+    found -= {"test counts"} if aggregation.hides else set()
     # A task of the class `Task` sends nothing by itself.
     parts = [*sending.as_objects().values(), *([] if isinstance(config.task, Task) else [config.task])]
     is_own = any(type(part).__module__.partition(".")[0] != "fedmpi" for part in parts)

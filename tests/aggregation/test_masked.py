@@ -18,6 +18,7 @@ from fedmpi.aggregation.sending import Sending
 from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.ranks import RanksLost
 from fedmpi.comm.solo import SoloLink
+from fedmpi.comm.vectors import Slices
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
 from fedmpi.tasks.base import of_clients
@@ -61,7 +62,7 @@ class ThreadLink(SoloLink):
         self.members, self.survives = tuple(range(job.size)), job.lost is not None
         self.sent, self.num_sums = [], 0
 
-    def together(self, value):
+    def of_all(self, value):
         """{rank: value} of the ranks that are left."""
         self.job.given[self.rank] = value
         self.job.barrier.wait()
@@ -70,15 +71,20 @@ class ThreadLink(SoloLink):
         return found
 
     def allgather(self, values, kind):
-        return np.array(list(self.together(np.array(values, np.float64)).values()))
+        return np.array(list(self.of_all(np.array(values, np.float64)).values()))
 
     def allgatherv(self, values, kind):
-        return np.concatenate(list(self.together(np.array(values, np.float64)).values()))
+        return np.concatenate(list(self.of_all(np.array(values, np.float64)).values()))
+
+    def exchange_slices(self, vectors, reduce, out, dtype=None, kind="own"):
+        everyone = self.of_all([vector.clone() for vector in vectors])
+        of_ranks = (vector for of_rank in everyone.values() for vector in of_rank)
+        out.copy_(reduce(Slices(of_ranks, slice(0, len(out)))))
 
     def add_integers(self, block, kind):
         number, self.num_sums = self.num_sums, self.num_sums + 1
         self.sent.append(block.clone())
-        blocks = self.together(block.clone())
+        blocks = self.of_all(block.clone())
         total = sum(blocks.values())
         if self.job.lost is not None and number == self.job.lost[1]:
             rank, _, who_has_it = self.job.lost
@@ -93,6 +99,12 @@ class ThreadLink(SoloLink):
             self.rank = self.rank  # as it was started: `members` has gaps
             raise RanksLost
         block.copy_(total)
+
+
+class Words(Reproducible):
+    """As if a rank had several clients."""
+
+    _sends_words = True
 
 
 def row_of(rank):
@@ -116,12 +128,13 @@ def test_the_sum_is_that_of_reproducible_and_what_is_sent_is_random(size, neighb
 
     def both(link):
         links[link.rank] = link
-        return average(link, Reproducible()), average(link, Masked(neighbours=neighbours))
+        aggregations = Words(), Masked(neighbours=neighbours), Reproducible()
+        return [average(link, aggregation) for aggregation in aggregations]
 
-    for (plain, of_terms), (hidden, of_hidden) in Job(size).run(both):
-        assert torch.equal(plain, hidden) and of_terms == of_hidden
+    for (plain, of_terms), *others in Job(size).run(both):
+        assert all(torch.equal(plain, other) and of_terms == of_other for other, of_other in others)
     for link in links.values():
-        plain, hidden = (words[:DIM] for words in link.sent)
+        plain, hidden = (words[:DIM] for words in link.sent[:2])
         assert not (plain == hidden).any()
         a, b = plain.numpy().astype(float), hidden.numpy().astype(float)
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / DIM**0.5

@@ -17,8 +17,9 @@ VERBS = {"average", "add_integers", "exchange_slices", "allgather_vectors", "all
 VERBS |= {"allgatherv", "alltoallv", "broadcast", "allreduce", "allgather_lines"}
 # Kinds that a run may send by its settings, and does not always need: an error, a buffer, scattered samples.
 AS_NEEDED = {"errors", "checkpoints", "file digests", "model", "buffers", "samples", "left out"}
-AS_NEEDED |= {"metric sums", "outputs"}  # it depends on the metric
-PLAIN = ("digits", "silos with metrics", "silos in shared memory")
+AS_NEEDED |= {"metric sums", "outputs", "evaluation"}  # it depends on the metric, and on what is hidden
+AS_NEEDED |= {"slices", "opened masks"}  # how many clients a rank has; whether a run goes on without lost ranks
+PLAIN = ("digits", "silos with metrics", "silos in shared memory", "masked")
 
 
 def found(ranks, out, *doors):
@@ -60,7 +61,8 @@ def test_every_message_of_every_door(tmp_path):
     doors = found(2, tmp_path)
     check(doors)
     sent = set().union(*(line["seen"] for line in doors.values()))
-    assert sent == KINDS.keys() - {OWN}, f"no door sends {KINDS.keys() - sent}"
+    missing = KINDS.keys() - {OWN, "opened masks"} - sent  # these are sent where a run goes on without lost ranks
+    assert not missing, f"no door sends {missing}"
 
 
 @pytest.mark.rarely
@@ -140,7 +142,7 @@ def test_a_kind_that_the_table_lacks_is_an_error():
         ("--task language --data silo_{client}.h5", "words", "texts outputs class-counts"),
         ("--task auc", "outputs", "test-counts"),
         ("--aggregation centred_clipping", "slices norms", "rows"),
-        ("--aggregation reproducible", "whole-numbers exponents", "rows slices losses"),
+        ("--aggregation reproducible", "whole-numbers slices exponents", "rows losses"),
         ("--aggregation masked", "masked-words exponents public-keys", "rows slices losses whole-numbers"),
         ("--codec half", "slices", "rows"),
         ("--codec random_k", "rows", "slices"),

@@ -1,6 +1,7 @@
 """Fixed point: whole numbers, whose sum does not depend on the order."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -36,20 +37,42 @@ class Fixed(Codec):
         raise NotImplementedError(type(self).__doc__)
 
 
-def put_words(values: Array, factor: Any, wide: Array, words: Array) -> None:
-    """words = values times `factor`, rounded; `wide` is memory of `WIDER`, at least as long."""
-    wide = wide[: len(values)]
-    np.copyto(wide, values)
-    np.rint(np.multiply(wide, factor, out=wide), out=wide)
-    np.copyto(words, wide, casting="unsafe")
+def scratch(number: int) -> dict[Any, Array]:
+    """Memory of every type in which `put_words` and `put_values` compute: type -> [number]."""
+    return {kind: np.empty(number, kind) for kind in (np.float32, np.float64, np.longdouble)}
 
 
-def put_values(words: Array, divisor: Any, wide: Array, values: Array) -> None:
-    """values = words divided by a number; `wide` as of `put_words`."""
-    wide = wide[: len(words)]
-    np.copyto(wide, words)
-    np.divide(wide, divisor, out=wide)
-    np.copyto(values, wide, casting="same_kind")
+def put_words(values: Array, weight: float, unit: Any, memory: dict[Any, Array], words: Array) -> None:
+    """words = values times weight times `unit`, rounded; `unit` is of `unit_of`, or an array of such."""
+    kind, factor = unit.dtype.type, weight * unit
+    if np.ndim(unit) == 0 and (exact := _as_power(factor, values.dtype)):
+        kind, factor = values.dtype.type, exact  # values stay as they are; what becomes too small is rounded to 0
+    scaled = memory[kind][: len(values)]
+    if kind is not values.dtype.type:
+        np.copyto(scaled, values)
+        values = scaled
+    np.multiply(values, factor, out=scaled)
+    np.rint(scaled, out=scaled)
+    np.copyto(words, scaled, casting="unsafe")
+
+
+def put_values(words: Array, divisor: Any, memory: dict[Any, Array], values: Array) -> None:
+    """values = words divided by a number of the wider type, or an array of such."""
+    kind, exact = divisor.dtype.type, np.ndim(divisor) == 0 and _as_power(1 / divisor, np.dtype(np.float64))
+    quotients = memory[np.float64 if exact else kind][: len(words)]
+    np.copyto(quotients, words, casting="same_kind")
+    if exact:
+        np.multiply(quotients, exact, out=quotients)
+    else:
+        np.divide(quotients, divisor, out=quotients)
+    np.copyto(values, quotients, casting="same_kind")
+
+
+@functools.lru_cache
+def _as_power(factor: Any, kind: np.dtype[Any]) -> Any:
+    """A power of two in a type, if a factor is one that products with finite values of the type have exactly; or 0."""
+    is_one = np.finfo(kind).tiny <= factor <= np.finfo(kind).max and np.frexp(factor)[0] == 0.5
+    return kind.type(factor if is_one else 0)
 
 
 def exponent_above(largest: float) -> int:
@@ -64,7 +87,7 @@ def fraction_bits(exponent: int, num_terms: int) -> int:
     return BITS - exponent - (num_terms - 1).bit_length()
 
 
-def factor_of(value: float, fraction: Any, dtype: torch.dtype) -> Any:
-    """value 2^fraction, in the wider type of `dtype`; `fraction`: a whole number, or an array of them."""
+def unit_of(fraction: int, dtype: torch.dtype) -> Any:
+    """2^fraction, in the wider type of `dtype`; less if a sum of words divided by it would not be a number."""
     wide = WIDER[dtype]
-    return np.ldexp(wide(value), np.minimum(fraction, np.finfo(wide).maxexp - BITS))
+    return np.ldexp(wide(1), min(fraction, np.finfo(wide).maxexp - BITS))
