@@ -85,7 +85,7 @@ class Aggregation(Slicing):
         everyone = link.allgatherv(self.clients, "machinery").astype(int)
         self.clients_of_ranks = [of.tolist() for of in np.split(everyone, ends[:-1])]
         self.block = self.allocate(layout.numel)
-        self.start = self.block[:0]
+        self.start, self.kept = self.block[:0], {}
         self.codec, self.beside = None, None
         self._adds_weighted = takes_weight(self.add, self.called)
         self._is_out_free = type(self).add is Aggregation.add and len(self.clients) != 1

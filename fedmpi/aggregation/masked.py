@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterable
 from typing import ClassVar
@@ -50,7 +51,9 @@ class Masked(Reproducible):
 
     def open(self, link: Link, layout: Layout, clients: Iterable[int]) -> None:
         super().open(link, layout, clients)
-        self._is_beside, of_rows = False, getattr(link.add_hidden, "__self__", None)
+        self._out: torch.Tensor | None = None
+        self._is_beside = False
+        of_rows = getattr(link.add_hidden, "__self__", None)
         if of_rows is not None and of_rows.layout.beside is layout:
             self._is_beside, self._hidden = True, of_rows._hidden
             return
@@ -69,7 +72,7 @@ class Masked(Reproducible):
 
     def begin(self, moment: Moment, weights: dict[int, float]) -> None:
         super().begin(moment, weights)
-        self._out: torch.Tensor | None = None
+        self._out = None
 
     def _check_number(self) -> None:
         super()._check_number()
@@ -99,12 +102,15 @@ class Masked(Reproducible):
 
     def add_hidden(self, terms: list[list[float]]) -> list[float]:
         """See `Link.add_hidden`; it is repeated among the ranks that are left, if others are lost."""
+        finite = [[term for term in of_sum if math.isfinite(term)] for of_sum in terms]
+        terms = finite + [[float(len(of_sum) - len(rest))] for of_sum, rest in zip(terms, finite)]
         largest = [exponent_above(max(map(abs, of_sum), default=0)) for of_sum in terms]
         exponents = self.link.allgather(largest, "exponents").max(0).astype(int).tolist()
-        units = units_of(exponents, sum(map(len, self.clients_of_ranks)))
+        units = units_of(exponents, max(len(self.clients_of_ranks), sum(map(len, self.clients_of_ranks))))
         own, words = words_of_terms(terms, units), torch.zeros(len(terms), dtype=torch.int64)
         while True:
             with contextlib.suppress(RanksLost):
                 self._hidden.add([(slice(0, len(terms)), own.clone())], words, list(self.link.members))
                 self._hidden.open()
-                return values_of_terms(words, units)
+                sums = values_of_terms(words, units)
+                return [math.nan if bad else total for total, bad in zip(sums, sums[len(finite) :])]

@@ -132,8 +132,9 @@ class Reproducible(Aggregation):
                 begin = piece.stop
 
     def reorder_end(self, order: torch.Tensor) -> None:
-        for region in self.kept.values() if self.moment.region.stop == self.layout.numel else ():
-            region[len(region) - len(order) :] = region[len(region) - len(order) :][order]
+        for region in self.kept.values():
+            if self.moment.region.stop == self.layout.numel:
+                region[len(region) - len(order) :] = region[len(region) - len(order) :][order]
 
 
 def units_of(exponents: list[int], num_terms: int) -> list[Any]:

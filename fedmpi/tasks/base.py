@@ -189,24 +189,28 @@ def of_clients(
     return {name: value for of_metric in means for name, value in of_metric.items()}, clients
 
 
+def sums_of_ranks(link: Link, own: Any) -> Any:
+    """[n] sums over all ranks of what each has measured; hidden where the aggregation hides it. Collective."""
+    if link.add_hidden is not None:
+        return np.array(link.add_hidden([[float(number)] for number in own]))
+    return link.allgather(own, "evaluation").sum(0)
+
+
 def _averages_of_sums(
     add: Callable[[list[list[float]]], list[float]], values: dict[str, Any], numbers: Any, weighting: str
 ) -> dict[str, float]:
-    """The `averages` of all clients, of which only sums are known: always both means. nan if a value is not finite."""
-    measured, terms = numbers > 0, [numbers[numbers > 0].tolist()]
+    """The `averages` of all clients, of which only sums are known: always both means."""
+    measured = numbers > 0
+    terms = [numbers[measured].tolist(), [1.0] * int(measured.sum())]
     for of_metric in values.values():
         column = np.asarray(of_metric if len(of_metric) else [0.0] * len(numbers), np.float64)[measured]
-        finite = np.isfinite(column)
-        products = np.where(finite, column * numbers[measured], 0)
-        terms += [np.where(finite, column, 0).tolist(), products.tolist(), (~finite).astype(float).tolist()]
-    num_samples, *sums = add([*terms, [1.0] * int(measured.sum())])
-    num_clients = sums.pop()
+        terms += [column.tolist(), (column * numbers[measured]).tolist()]
+    num_samples, num_clients, *sums = add(terms)
     found: dict[str, float] = {}
-    for name, plain, weighted, num_bad in zip(values, sums[::3], sums[1::3], sums[2::3]) if num_clients else ():
+    for name, plain, weighted in zip(values, sums[::2], sums[1::2]) if num_clients else ():
         over_clients, over_samples = plain / num_clients, weighted / num_samples
         chosen, other = (over_clients, over_samples) if weighting == "uniform" else (over_samples, over_clients)
-        beside = {f"{name}_{'samples' if weighting == 'uniform' else 'clients'}": other}
-        found |= {key: math.nan if num_bad else value for key, value in ({name: chosen} | beside).items()}
+        found |= {name: chosen, f"{name}_{'samples' if weighting == 'uniform' else 'clients'}": other}
     return found
 
 

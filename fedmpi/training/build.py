@@ -35,6 +35,7 @@ from fedmpi.runs.initial import initial_files, read_initial
 from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.training.config import Config
+from fedmpi.training.hidden import check_hidden
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, model_class, try_goal, try_loss, try_metrics
 
@@ -134,6 +135,7 @@ def take_place(job):
     """Which clients this rank has, and its device; from now on, the ranks notice who is missing."""
     config, link = job.config, job.link
     job.context = agree(link, lambda: rank_context(config, link))
+    agree(link, lambda: check_hidden(config, link.size, job.context.num_clients))
     warn_if_shared(link, job.context.device)
     bind_to_near_cores(job.context.device, link)
     link.watch(config.machine.timeout, spread(job.context.num_clients, link.size))
