@@ -18,6 +18,14 @@ def test_same_bits_in_every_placement(any_mpi):
     assert lines == FOUND.setdefault("lines", lines)  # those of the MPI before
 
 
+@pytest.mark.rarely("fedmpi/comm", "fedmpi/aggregation", "fedmpi/federation")
+@pytest.mark.parametrize(("program", "last"), [("masked", "hidden 7"), ("masked_cases", "same bits in ")])
+def test_masked_sums_have_the_same_bits(any_mpi, program, last):
+    done = start(4, "-m", program, mpi=any_mpi, timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(last)
+
+
 def bits(out):
     """The hash of all rows of the only run under `out`."""
     (folder,) = out.iterdir()

@@ -104,7 +104,7 @@ def run(name, link, case, aggregation):
             values[place] = 0  # each client's own
         found.update(values.numpy().tobytes())
     found.update(store.buffers.numpy().tobytes() + federation.server.numbers.numpy().tobytes())
-    assert PARTS[size][1].of(store.buffers).item() != 1e6 or number == 1
+    assert name != "fedavg" or PARTS[size][1].of(store.buffers).item() != 1e6
     return found.hexdigest()
 
 
