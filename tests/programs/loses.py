@@ -1,8 +1,9 @@
 """fedmpi.train whose ranks die or stop, or whose clients are absent by plan: the variables DIE, STOP, ABSENT and LATE.
 
 DIE: "RANK@EVENT:NUMBER ...": the rank dies when the event occurs for the NUMBERth time. Events: "turn" (a
-client begins to work), "losses", "sum", "masks", "words" (whole numbers are added), "open", "agree", "shrink", "evaluation", "record" (before one is written), "save",
-"model" (before it is built).
+client begins to work), "losses", "sum", "masks" (before they are added), "words" (before whole numbers are summed),
+"open" (of masks), "agree", "shrink", "evaluation", "record" (before one is written), "save", "model" (before it is
+built).
 STOP: the same for ranks that stop (SIGSTOP).
 ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END; the
 start is round -1.
