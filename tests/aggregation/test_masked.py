@@ -193,6 +193,24 @@ def test_no_key_has_a_number_twice(monkeypatch):
     assert Job(3).run(work) == [None] * 3
     assert len({*used}) == len(used) == 3 * 2 * 5
 
+    def twice(link):
+        """The sum that loses a rank, and again without it."""
+        aggregation, all_ranks = Masked(), link.size
+        try:
+            average(link, aggregation)
+        except RanksLost:
+            weights = {rank: 1.0 for rank in range(all_ranks) if rank in link.members}
+            aggregation.begin(Moment(0, 0, ("x",), slice(0, DIM), 1), weights)
+            aggregation.take(link.rank, row_of(link.rank))
+            aggregation.scale([(DIM, 8)], [])
+            aggregation.average(torch.empty(DIM))
+
+    used.clear()
+    *left, lost = Job(5, (4, 0, ())).run(twice)
+    assert left == [None] * 4 and isinstance(lost, Gone)
+    own = [one for one in used if one[0] == used[0][0]]
+    assert len({*used}) == len(used) and len(own) >= 4
+
 
 def test_metrics_are_sums():
     numbers, values = [[10], [30], [0]], [[0.5], [0.25], [np.nan]]

@@ -45,16 +45,21 @@ class Recorder:
 
     Attributes:
         sent: kind -> [messages, bytes] of this rank. wrong: lines about messages that nothing declares.
+        look: function of the bytes of every message, or None.
     """
 
     def __init__(self):
+        self.look = None
         self.clear()
 
     def clear(self):
         self.sent, self.wrong = collections.defaultdict(lambda: [0, 0]), []
 
-    def note(self, call, nbytes):
-        """Take note of a message: `call` is the method of MPI, or says how memory is shared."""
+    def note(self, call, buffer):
+        """Take note of a message: `call` is the method of MPI, or says how memory is shared; a buffer may be None."""
+        nbytes = buffer.nbytes if buffer is not None else 0
+        if self.look is not None and nbytes:
+            self.look(buffer)
         kind, place = _kind_and_place()
         if call == "Iallgather" and place == ("comm/sums/mpi.py", "exchange"):
             kind = "machinery"  # how many numbers of each rank follow
@@ -99,7 +104,7 @@ def install():
 
     def recorded(name, method):
         def call(self, *arguments, **options):
-            recorder.note(name, _nbytes(arguments))
+            recorder.note(name, _buffer(arguments))
             return method(self, *arguments, **options)
 
         return call
@@ -122,8 +127,8 @@ def install():
     return recorder
 
 
-def _nbytes(arguments):
-    """Bytes of the first buffer of a call."""
+def _buffer(arguments):
+    """The first buffer of a call, or None."""
     from mpi4py import MPI
 
     for argument in arguments:
@@ -131,8 +136,8 @@ def _nbytes(arguments):
         if buffer is MPI.IN_PLACE:
             continue
         with contextlib.suppress(TypeError, ValueError, BufferError):
-            return memoryview(buffer).nbytes
-    return 0
+            return memoryview(buffer)
+    return None
 
 
 def _watch_memory(recorder):
@@ -140,7 +145,7 @@ def _watch_memory(recorder):
     synchronise, take = window.NodeWindow.synchronise, window.NodeCopy.take
 
     def synchronised(self):
-        recorder.note("shared memory", self.mine.nbytes)
+        recorder.note("shared memory", memoryview(self.mine.numpy()))
         return synchronise(self)
 
     def taken(self, values):
