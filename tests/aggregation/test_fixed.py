@@ -2,6 +2,7 @@
 
 import dataclasses
 import fractions
+import functools
 import math
 
 import numpy as np
@@ -18,7 +19,10 @@ from fedmpi.aggregation.sending import Sending, chosen
 from fedmpi.aggregation.stages import Stage
 from fedmpi.algorithms import FAFED, FedAvg
 from fedmpi.comm.solo import SoloLink
+from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.oracles import FunctionOracle
+from fedmpi.oracles.flat_module import BufferPart
 
 
 def mean_of(rows, weights, aggregation=None):
@@ -132,3 +136,24 @@ def test_values_that_are_not_finite_end_the_run_before_the_sum():
 
     with pytest.raises(Diverged, match="row x of client 2 on rank 0 has values that are not finite"):
         fedmpi.simulate(FedAvg(), spoiled, [1.0, 2.0], rounds=2, sending=Sending(Reproducible()))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_large_buffer_that_one_client_makes_small_counts_with_what_the_others_have(wide):
+    """Only the last client, which has changed it, looks at it before the sum, in which it is 1e6 of the others."""
+
+    class Small(FunctionOracle):
+        def gradient(self, z, xi):
+            if self.client.index == 2:
+                self.client.buffers[:2].view(dtype)[0] = 1e-3
+            return super().gradient(z, xi)
+
+    dtype = torch.float64 if wide else torch.float32
+    parts, buffers = [BufferPart("large", 0, 1, dtype)], torch.zeros(2)
+    buffers.view(dtype)[0] = 1e6
+    variables = Variables(torch.tensor([1.0, 2.0]), buffers, buffer_parts=parts)
+    oracles = dict.fromkeys(range(3), functools.partial(Small, gradient))
+    federation = Federation(FedAvg(), SoloLink(), oracles, Plan(3, 1), variables, Sending(Reproducible()))
+    federation.start()
+    federation.run_round()
+    assert parts[0].of(federation.store.buffers).item() == pytest.approx((2e6 + 1e-3) / 3, rel=1e-7)
