@@ -56,8 +56,10 @@ class Sending:
                 raise UserError(f"{kind} is {given}: expected an object of {base.__name__}")
         if self.faulty not in FAULTY:
             raise UserError(f"faulty = {self.faulty!r}: expected {' or '.join(FAULTY)}")
-        if isinstance(self.codec, Fixed) and type(self.aggregation) in (Mean, Reproducible):
-            object.__setattr__(self, "aggregation", Reproducible())  # which is the mean in this codec
+        is_mean = type(self.aggregation) is Mean
+        if isinstance(self.codec, Fixed) and (is_mean or isinstance(self.aggregation, Reproducible)):
+            # What writes words itself: the mean in this codec, hidden or not.
+            object.__setattr__(self, "aggregation", Reproducible() if is_mean else self.aggregation)
             object.__setattr__(self, "codec", None)
         if in_codec(self.aggregation, self.codec) is None:
             whole, codec = command_name(type(self.aggregation)), command_name(type(self.codec))

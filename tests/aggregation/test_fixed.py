@@ -12,6 +12,7 @@ import torch
 import fedmpi
 from fedmpi.aggregation import Layout, Moment
 from fedmpi.aggregation.codecs.fixed import LOWEST, Fixed, exponent_above, fraction_bits
+from fedmpi.aggregation.masked import Masked
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.robust import Median
@@ -126,6 +127,7 @@ def test_a_federation_averages_as_the_mean_does(algorithm, stages):
 
 def test_the_codec_fixed_makes_the_mean_reproducible():
     assert Sending(Mean(), codec=Fixed()) == Sending(Reproducible()) == chosen("mean", [], "fixed")
+    assert Sending(Masked(), codec=Fixed()) == Sending(Masked()) == chosen("masked", [], "fixed")
     with pytest.raises(UserError, match="codec fixed does not work with aggregation median"):
         Sending(Median(), codec=Fixed())
 
