@@ -44,7 +44,7 @@ setup(
         "numpy>=1.26",  # buffers of MPI and HDF5
         "h5py>=3.10",  # data sets and models on disk
         "safetensors>=0.4",  # models and checkpoints on disk, as Hugging Face and others read them
-        "cryptography>=42.0",  # AES for secret random numbers: 4 times faster than asking the operating system
+        "cryptography>=42.0",  # AES for secret random numbers, 4 times faster than the operating system's; keys, masks
         "jinja2>=3.1",  # the report's page; torch needs it, too
         "pandas>=2.0",  # tables
         "pyyaml>=6.0",  # settings files

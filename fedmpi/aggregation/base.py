@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -50,14 +50,17 @@ class Aggregation(Slicing):
         codec: the `Codec` in which rows travel, or None; with it, there is `start`, too.
         beside: another object of the class for what is averaged in float64 beside the rows (`Layout.beside`), or None.
             Its rows are numbers, and it has no codec; its `start` is 0.
+        exponents, terms, sums: see `scale`.
     """
 
     # False: the rows of a client are in memory that no other process of the node can read.
     exposes_rows: ClassVar[bool] = True
+    # What it hides, and from whom: for the closing table and fedmpi doctor.
+    hides: ClassVar[str] = ""
     # Whether it is the weighted mean: there may then be buffers of a wider type than the rows.
     is_mean: ClassVar[bool] = False
-    # Whether the bits of an average depend only on the clients' rows, and not on the ranks that hold them.
-    is_reproducible: ClassVar[bool] = False
+    # Whether it has to know before `average` how large values are: the federation then calls `scale`.
+    needs_exponents: ClassVar[bool] = False
     # Whether averages of finite rows are finite; otherwise the federation looks for values that are not.
     keeps_finite: ClassVar[bool] = False
     # Whether it reads `start`.
@@ -82,7 +85,7 @@ class Aggregation(Slicing):
         everyone = link.allgatherv(self.clients, "machinery").astype(int)
         self.clients_of_ranks = [of.tolist() for of in np.split(everyone, ends[:-1])]
         self.block = self.allocate(layout.numel)
-        self.start = self.block[:0]
+        self.start, self.kept = self.block[:0], {}
         self.codec, self.beside = None, None
         self._adds_weighted = takes_weight(self.add, self.called)
         self._is_out_free = type(self).add is Aggregation.add and len(self.clients) != 1
@@ -140,6 +143,20 @@ class Aggregation(Slicing):
         """
         # Alone on its rank, a client works in the block, where the rows stay.
         self.kept[client] = region if len(self.clients) == 1 else region.clone()
+
+    def scale(self, exponents: Sequence[tuple[int, int]], terms: Sequence[tuple[list[float], int]]) -> None:
+        """With `needs_exponents`, before `average`: how large values are. The same on every rank, but for terms.
+
+        `average` is then called in every exchange, also if nothing is averaged.
+
+        Args:
+            exponents: [(length, E)] of consecutive stretches of the region, each row first: E is a multiple of 8, with
+                |weight · value| < 2^E of all clients. The last ones may be longer than what is averaged.
+            terms: [(this rank's terms of a number, their E)], of at most one term for each client; `average` puts the
+                sums over all ranks into `sums`.
+        """
+        self.exponents, self.terms = exponents, terms
+        self.sums: Sequence[float] = ()
 
     def spoil(self, out: torch.Tensor) -> None:
         """Before `average`: what it does not fill is then found, as far as its memory is not that of a region."""

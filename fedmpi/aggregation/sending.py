@@ -12,9 +12,11 @@ from fedmpi.aggregation import codecs as own_codecs
 from fedmpi.aggregation import stages as own_stages
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.codecs.base import Codec
+from fedmpi.aggregation.codecs.fixed import Fixed
 from fedmpi.aggregation.coded import AsRead, MeanOfSlices, MeanOfWords
 from fedmpi.aggregation.layout import Layout
 from fedmpi.aggregation.mean import Mean
+from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.aggregation.stages.base import Stage
 from fedmpi.comm.link import Link
 from fedmpi.ground.errors import UserError
@@ -54,6 +56,11 @@ class Sending:
                 raise UserError(f"{kind} is {given}: expected an object of {base.__name__}")
         if self.faulty not in FAULTY:
             raise UserError(f"faulty = {self.faulty!r}: expected {' or '.join(FAULTY)}")
+        is_mean = type(self.aggregation) is Mean
+        if isinstance(self.codec, Fixed) and (is_mean or isinstance(self.aggregation, Reproducible)):
+            # What writes words itself: the mean in this codec, hidden or not.
+            object.__setattr__(self, "aggregation", Reproducible() if is_mean else self.aggregation)
+            object.__setattr__(self, "codec", None)
         if in_codec(self.aggregation, self.codec) is None:
             whole, codec = command_name(type(self.aggregation)), command_name(type(self.codec))
             raise UserError(
@@ -79,6 +86,7 @@ class Sending:
         """
         codec = _unused(self.codec)
         aggregation = _unused(in_codec(self.aggregation, codec))
+        link.add_hidden = None
         aggregation.open(link, layout, clients)
         aggregation.codec = codec
         if layout.beside is not None:

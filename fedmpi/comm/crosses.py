@@ -37,17 +37,44 @@ _KINDS = {
         "machine can read it in the memory that they share",
         kept="model.safetensors, model.h5, checkpoints/ (averages)",
     ),
-    "partial sums": Kind(
-        "as rows, but added up in a fixed order: of some clients, what one alone sends",
-        only_if="--aggregation reproducible",
+    "whole numbers": Kind(
+        "the sum of the clients' training losses and over how many, and how many gradients they have computed, as "
+        "whole numbers of 64 bits, whose sums are exact; with several clients on a rank, also the rows, added up",
+        only_if="--aggregation reproducible or --codec fixed",
         when="as rows",
-        to="each rank gets an equal slice of each of them, and all ranks the total; ranks of one machine can read all",
-        kept="as rows",
+        to="as rows",
+        kept="as rows; metrics.jsonl (the mean loss)",
+    ),
+    "exponents": Kind(
+        "for each vector and number that a rank is about to send, the power of two, in steps of 2^8, below which all "
+        "of its clients' values times their weights lie; the number of a client whose loss or model is not finite, and "
+        "that loss",
+        only_if="--aggregation reproducible or masked, --codec fixed; with masked, also of the metrics",
+        when="before every average, and at every evaluation",
+    ),
+    "masked words": Kind(
+        "as rows and whole numbers, plus random numbers that vanish in the sum over all ranks: what one rank sends has "
+        "no meaning alone; also the sums of the clients' losses and metrics at an evaluation",
+        only_if="--aggregation masked",
+        when="as rows, and at every evaluation",
+        to="all ranks get the sum; what one rank sends, others and whoever listens may see",
+        kept="as rows; metrics.jsonl",
+    ),
+    "public keys": Kind(
+        "of each rank, the public part of a key that lives as long as the process, random bytes, and with known_keys a "
+        "signature of them",
+        only_if="--aggregation masked",
+        when="before training, once",
+    ),
+    "opened masks": Kind(
+        "the key of the mask that a rank has added for itself, after all ranks have the sum with it",
+        only_if="--aggregation masked with --on_loss continue",
+        when="after every average and evaluation",
     ),
     "slices": Kind(
         "as rows, but of each single client, cut into as many slices as there are ranks",
-        only_if="--aggregation median, trimmed_mean or centred_clipping, one of your own that calls reduce_slices, or "
-        "--codec half",
+        only_if="--aggregation median, trimmed_mean or centred_clipping, one of your own that calls reduce_slices, "
+        "--codec half, or --aggregation reproducible where no rank has several clients",
         when="as rows",
         to="each rank gets one slice of every client, and all ranks the result; ranks of one machine can read all",
         kept="as rows",
@@ -150,8 +177,8 @@ _KINDS = {
     # What is measured.
     "losses": Kind(
         "of each rank: the sum of its clients' training losses and over how many, how many gradients they have "
-        "computed, the number of a client whose loss or model is not finite; with --aggregation reproducible, the loss"
-        " of each client",
+        "computed, the number of a client whose loss or model is not finite",
+        only_if="any aggregation but reproducible and masked",
         when="before every average",
         kept="metrics.jsonl (their mean)",
     ),

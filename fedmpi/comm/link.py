@@ -1,7 +1,7 @@
 """What a federation asks of the ranks that it runs on: sums of model vectors and small agreements."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -9,7 +9,6 @@ import torch
 
 from fedmpi.comm.crosses import OWN, Crossed
 from fedmpi.comm.ranks import Ranks, lowest_true
-from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
 from fedmpi.comm.vectors import Copy, Gathering, Reduce
 
@@ -23,7 +22,12 @@ class Link(Ranks, abc.ABC):
     Attributes, besides those of `Ranks` (`rank`, `size`, which ranks are left, and so on):
         traffic: the `Traffic` of this rank. crossed: the kinds of messages so far; none where there is one rank.
         summed_by: how the last block was summed, as text for the closing table.
+        add_hidden: function of this rank's terms of some sums, at most one for each client or rank -> the sums over all
+            ranks (nan with a term that is not finite), which sees to it that no rank learns the terms of another one;
+            None: such numbers need not be hidden. Collective.
     """
+
+    add_hidden: Callable[[list[list[float]]], list[float]] | None = None
 
     traffic: Traffic
     crossed: Crossed
@@ -45,21 +49,6 @@ class Link(Ranks, abc.ABC):
             block: [n] float32 or float64, contiguous, the same n and dtype on every rank; overwritten.
             divisor: a number, the same on every rank.
             out: [n]; may be `block` itself.
-        """
-
-    @abc.abstractmethod
-    def combine(
-        self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor, kind: str = OWN
-    ) -> None:
-        """out = (sum of all ranks' partial sums) / divisor, added in the order of `partials`.
-
-        The bits are the same for every number of ranks and nodes, every transport and every MPI library.
-
-        Args:
-            vectors: [n] each: this rank's vectors, one for each slot, all of them parts of one block that
-                `allocate` gave; they may be overwritten.
-            partials: a `fedmpi.comm.summation_order.Partials`, the same on every rank. divisor: the same on every rank.
-            out: [n]; may be the first of the vectors.
         """
 
     @abc.abstractmethod

@@ -9,7 +9,6 @@ import torch
 
 from fedmpi.comm.crosses import OWN, Crossed
 from fedmpi.comm.link import Link
-from fedmpi.comm.summation_order import Partials
 from fedmpi.comm.traffic import Traffic
 from fedmpi.comm.vectors import Reduce, Slices
 from fedmpi.ground.machine.cores import count_at_a_time, usable_cores
@@ -29,12 +28,6 @@ class SoloLink(Link):
     def average(self, block: torch.Tensor, divisor: float, out: torch.Tensor, kind: str = OWN) -> None:
         self.traffic.add(block.numel() * block.element_size())
         divide(block, divisor, out)
-
-    def combine(
-        self, vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor, kind: str = OWN
-    ) -> None:
-        self.traffic.add(out.numel() * out.element_size())
-        combine_alone(vectors, partials, divisor, out)
 
     def add_integers(self, block: torch.Tensor, kind: str = OWN) -> None:
         self.traffic.add(block.nbytes)
@@ -75,14 +68,6 @@ class SoloLink(Link):
 
     def close(self) -> None:
         """Nothing was opened."""
-
-
-def combine_alone(vectors: list[torch.Tensor], partials: Partials, divisor: float, out: torch.Tensor) -> None:
-    """`Link.combine` on the only rank, which has all partial sums."""
-    sums = {name: vectors[slot] for name, (_, slot) in partials.holders.items()}
-    for a, b in partials.steps:
-        sums[a].add_(sums[b])
-    divide(sums[partials.root], divisor, out)
 
 
 def divide(block: torch.Tensor, divisor: float, out: torch.Tensor) -> None:

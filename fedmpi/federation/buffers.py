@@ -30,17 +30,17 @@ class SentBuffers:
             of the averages are used.
 
     Attributes:
-        parts: the same. sent: set of the positions in `parts` that are sent.
+        parts: the same. sent: set of the positions in `parts` that are sent. is_wide: which are summed in float64.
         agreed: [num_buffers] the values of those that are not sent.
         sizes, sent_sizes: (elements in the dtype of the rows, elements in float64) of all, and of those that are sent.
     """
 
     def __init__(self, initial: torch.Tensor, parts: Iterable[BufferPart] = (), in_order: bool = False) -> None:
         self.parts, self._dtype, self._in_order = list(parts), initial.dtype, in_order
-        self._is_wide = [
+        self.is_wide = [
             part.dtype.itemsize > initial.dtype.itemsize or _is_large(part.of(initial)) for part in self.parts
         ]
-        self.sizes = [sum(p.numel for p, wide in zip(self.parts, self._is_wide) if wide == kind) for kind in (0, 1)]
+        self.sizes = [sum(p.numel for p, wide in zip(self.parts, self.is_wide) if wide == kind) for kind in (0, 1)]
         self.sent: set[int] = set()
         self._changed: set[int] = set()
         self.agree_on(initial)
@@ -56,7 +56,7 @@ class SentBuffers:
         ends, self.sent_sizes = [0, 0], [0, 0]
         self._places: dict[int, slice] = {}
         for k in sorted(range(len(self.parts)), key=lambda k: (k not in self.sent and not self._in_order, k)):
-            part, kind = self.parts[k], self._is_wide[k]
+            part, kind = self.parts[k], self.is_wide[k]
             self._places[k] = slice(ends[kind], ends[kind] + part.numel)
             ends[kind] += part.numel
             if k in self.sent or self._in_order:
@@ -82,7 +82,7 @@ class SentBuffers:
         """[(part, kind, its place)]: neighbours of the rows' dtype as one, so that they are copied at once."""
         runs: list[Run] = []
         for k in positions:
-            part, kind, place = self.parts[k], self._is_wide[k], self._places[k]
+            part, kind, place = self.parts[k], self.is_wide[k], self._places[k]
             if runs and part.dtype == runs[-1][0].dtype == self._dtype and kind == runs[-1][1]:
                 last, _, before = runs[-1]
                 if last.offset + last.numel == part.offset and before.stop == place.start:
@@ -118,7 +118,12 @@ class SentBuffers:
 
     def wide_names(self) -> list[str]:
         """Names of the buffers that are sent, and summed in float64."""
-        return [self.parts[k].name for k in sorted(self.sent) if self._is_wide[k]]
+        return [self.parts[k].name for k in sorted(self.sent) if self.is_wide[k]]
+
+    def wide_in_order(self) -> list[int]:
+        """Positions of the buffers that are summed in float64, in the order in which they lie there."""
+        wide = (k for k, is_wide in enumerate(self.is_wide) if is_wide)
+        return sorted(wide, key=lambda k: self._places[k].start)
 
     def put(self, values: torch.Tensor, tail: torch.Tensor) -> None:
         """Copy buffers into the end of some rows, but for those that are summed in float64."""
@@ -129,7 +134,7 @@ class SentBuffers:
     def put_constants(self, tail: torch.Tensor, is_zero: bool = False) -> None:
         """Let buffers that no client has changed, as far as this rank knows, be as agreed, or 0, in the end of rows."""
         for k in self.others:
-            if not (self._is_wide[k] or k in self._changed):
+            if not (self.is_wide[k] or k in self._changed):
                 tail[self._places[k]] = 0 if is_zero else self.parts[k].of(self.agreed)
 
     def unpack(self, tails: Sequence[torch.Tensor], values: torch.Tensor) -> None:
@@ -166,7 +171,7 @@ class SentBuffers:
             return None
         orders: list[list[int]] = [[], []]
         for k in sorted(self._places, key=lambda k: self._places[k].start):
-            orders[self._is_wide[k]] += range(before[k].start, before[k].stop)
+            orders[self.is_wide[k]] += range(before[k].start, before[k].stop)
         return [torch.tensor(order, dtype=torch.int64) for order in orders]
 
 

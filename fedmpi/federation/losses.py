@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedmpi.aggregation.codecs.fixed import LOWEST, exponent_above
 from fedmpi.comm.agreement import agreed_error
 from fedmpi.comm.link import Link
 from fedmpi.federation.buffers import BUFFERS, SentBuffers
@@ -33,6 +34,7 @@ class Losses:
     Attributes, from `collect` on:
         total: their sum; totals: of each client. number: of losses. With weights: a client's mean loss times its
             weight, and the sum of the weights.
+        numbers: of each client, like totals. exponents: after `measure`, of all clients.
         left_out: clients that `leave_out_if_faulty` has left out.
         bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
             that value, -1 if it is the sum of its losses; plus `AFTER` times the number of the stage that made it.
@@ -44,10 +46,23 @@ class Losses:
     def __init__(self, on_gpu: bool = False, weights: Mapping[int, float] | None = None) -> None:
         self.total, self.number, self.bad_client, self.bad_row = 0.0, 0.0, -1, -1
         self.totals: list[float] = []
+        self.numbers: list[float] = []
         self._on_gpu, self._weights = on_gpu, weights
+        self._places: Sequence[int] | None = None
+        self.exponents: list[int] = []
         self._rows_of: dict[int, Any] = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of: dict[int, list[torch.Tensor]] = {}  # number of a client -> its losses, 0-d tensors
         self.left_out: list[int] = []  # numbers of clients
+
+    def measure(self, places: Sequence[int], weights: Mapping[int, float], least: int) -> None:
+        """From now on, find out how large values are.
+
+        Args:
+            places: of each row that is sent, each float buffer, and each number: the position of its exponent.
+            weights: number of a client -> its weight. least: how many exponents there are at least.
+        """
+        self._places, self._factors = places, weights
+        self.exponents = [LOWEST] * max(least, *(place + 1 for place in places), 0)
 
     def check_rows(
         self,
@@ -75,7 +90,7 @@ class Losses:
         self._check(client, region, {number * AFTER + place: row for place, row in enumerate(rows.values())})
 
     def _check(self, client: Client, region: torch.Tensor, rows: dict[int, torch.Tensor]) -> None:
-        if self._on_gpu and rows:
+        if (self._on_gpu or self._places is not None) and rows:
             ends = [end.double() for row in rows.values() for end in row.aminmax()]  # nan if any value is
             self._rows_of.setdefault(client.index, []).append((torch.stack(ends), list(rows)))
             return
@@ -109,30 +124,47 @@ class Losses:
         """Fill the attributes; on a GPU this is where the exchange waits for it."""
         losses = [loss for of_client in self._losses_of.values() for loss in of_client]
         values = iter(torch.stack(losses).tolist() if losses else ())
-        bad_rows = self._collect_rows()
-        self.number = len(losses) if self._weights is None else 0
+        bad_rows = self._collect_rows(is_measured=True)
         for client, of_client in self._losses_of.items():
             total = float(sum(itertools.islice(values, len(of_client))))
+            number: float = len(of_client)
             if self._weights is not None and of_client:
                 total *= self._weights[client] / len(of_client)
-                self.number += self._weights[client]
-            self.total += total
+                number = self._weights[client]
+            self.total, self.number = self.total + total, self.number + number
             self.totals.append(total)
+            self.numbers.append(number)
             if self.bad_client < 0 and (client in bad_rows or not math.isfinite(total)):
                 self.bad_client, self.bad_row = client, bad_rows[client] if math.isfinite(total) else -1
 
-    def _collect_rows(self) -> dict[int, int]:
+    def _collect_rows(self, is_measured: bool = False) -> dict[int, int]:
         """Client -> the position of its first row with a value that is not finite, of those that have one."""
-        if not self._on_gpu or not self._rows_of:
+        if not (self._on_gpu or self._places is not None) or not self._rows_of:
             return self._rows_of
         checks = [check for of_client in self._rows_of.values() for check in of_client]
         bad: dict[int, int] = {}
-        finite = iter(torch.cat([ends for ends, _ in checks]).isfinite().tolist())
+        ends = iter(torch.cat([ends for ends, _ in checks]).tolist())
         for client, of_client in self._rows_of.items():
-            for row in (row for _, rows in of_client for row in rows):
-                if not all([next(finite), next(finite)]):
+            checked = [{row: max(map(abs, [next(ends), next(ends)])) for row in rows} for _, rows in of_client]
+            for row, value in ((row, value) for found in checked for row, value in found.items()):
+                if not math.isfinite(value):
                     bad.setdefault(client, row)
+            if is_measured and self._places is not None and client not in bad:
+                self._take_exponents(checked, self._places, self._factors[client])
         return bad
+
+    def _take_exponents(self, checked: list[dict[int, float]], places: Sequence[int], weight: float) -> None:
+        """Let the exponents be those of one more client, too: [row -> its largest value] of each check, in order."""
+        largest: dict[int, float] = {}
+        for found in checked:  # a stage may make values smaller
+            of_check: dict[int, float] = {}
+            for row, value in found.items():
+                stage, position = divmod(row, AFTER)
+                place = position if stage else places[position]
+                of_check[place] = max(of_check.get(place, 0.0), value)
+            largest |= of_check
+        for place, value in largest.items():
+            self.exponents[place] = max(self.exponents[place], exponent_above(weight * value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +177,7 @@ class RoundReport:
         requests: the bits of all ranks. flags: those of `SentBuffers.flags`, of all ranks.
         bad: [(rank, client, position of its row or -1, sum of its losses)] of ranks with values that are not finite.
         num_left_out: clients of all ranks that are left out.
+        exponents: of all ranks, of rows, buffers, and `Reports.terms`, if losses and gradients are added with the rows.
     """
 
     mean: float
@@ -153,6 +186,7 @@ class RoundReport:
     bad: list[tuple[int, int, int, float]]
     flags: list[int] = dataclasses.field(default_factory=list)
     num_left_out: int = 0
+    exponents: list[int] = dataclasses.field(default_factory=list)
 
     def check_finite(
         self,
@@ -203,15 +237,15 @@ class Reports:
     """The messages in which the ranks exchange their losses, or say that they do something else. Collective.
 
     Args:
-        link: a `Link`. most: if not 0, the largest number of clients of a rank: the mean loss then has the same bits
-            however the clients are spread over ranks. sent: the `SentBuffers`, whose flags are exchanged, too.
+        link: a `Link`. sent: the `SentBuffers`, whose flags are exchanged, too.
+        num_exponents: if not 0, losses and gradients are added with the rows, and so many exponents are exchanged.
 
     Attributes:
         hold_meeting: what all ranks do when one asks for it within a round. Collective.
     """
 
-    def __init__(self, link: Link, most: int, sent: SentBuffers) -> None:
-        self._link, self._most, self._sent = link, most, sent
+    def __init__(self, link: Link, sent: SentBuffers, num_exponents: int = 0) -> None:
+        self._link, self._sent, self._num_exponents = link, sent, num_exponents
         self.hold_meeting: Callable[[], None] = lambda: None
 
     def exchange(self, losses: Losses, num_gradients: int, request: int, rounds_done: int) -> RoundReport:
@@ -225,14 +259,16 @@ class Reports:
         Raises:
             UserError: on every rank, if another one calls `announce` instead.
         """
-        link, most, flags = self._link, self._most, self._sent.flags()
-        own_totals = [*losses.totals, *[0.0] * (most - len(losses.totals))] if most else []
+        link, flags, exponents = self._link, self._sent.flags(), [0] * self._num_exponents
         own_numbers = [losses.total, losses.number, losses.bad_client, num_gradients, request, losses.bad_row]
         own_numbers.append(len(losses.left_out))
-        everywhere = self._everyone([*own_numbers, *flags, *own_totals])
+        if exponents:  # of what is not finite, the message says what it is
+            own_numbers[:2], own_numbers[3] = [losses.total if losses.bad_client >= 0 else 0.0, 0.0], 0
+            of_terms = [exponent_above(max(map(abs, terms), default=0)) for terms in terms_of(losses, num_gradients)]
+            exponents = [*losses.exponents, *exponents[len(losses.exponents) : -NUM_TERMS], *of_terms]
+        everywhere = self._everyone([*own_numbers, *flags, *exponents])
         _check_same_call(link, everywhere, rounds_done)
         totals, numbers, bad_clients, gradients, requests, bad_rows, left_out, *rest = zip(*everywhere)
-        of_clients = rest[len(flags) :]
         joined = [functools.reduce(operator.or_, map(int, column)) for column in rest[: len(flags)]]
         found = [
             (rank, int(client), int(row), total)
@@ -242,8 +278,9 @@ class Reports:
         bits = functools.reduce(operator.or_, map(int, requests))
         mean = math.nan
         if any(numbers) and not found:
-            mean = (math.fsum(itertools.chain(*of_clients)) if most else sum(totals)) / sum(numbers)
-        return RoundReport(mean, int(sum(gradients)), bits, found, joined, int(sum(left_out)))
+            mean = sum(totals) / sum(numbers)
+        largest = [int(max(column)) for column in rest[len(flags) :]]
+        return RoundReport(mean, int(sum(gradients)), bits, found, joined, int(sum(left_out)), largest)
 
     def ask(self, rounds_done: int) -> None:
         """Say that this rank wants to meet within the round; those that wait for its end come, too. Collective.
@@ -265,7 +302,10 @@ class Reports:
     def _everyone(self, numbers: list[float]) -> list[list[float]]:
         """All ranks' messages; if a rank asks for it, they meet first, and those that do not ask repeat theirs."""
         while True:
-            everywhere: list[list[float]] = self._link.allgather(numbers, "losses").tolist()
+            if self._num_exponents:
+                everywhere: list[list[float]] = self._link.allgather(numbers, "exponents").tolist()
+            else:
+                everywhere = self._link.allgather(numbers, "losses").tolist()
             calls = [report[2] for report in everywhere]
             if WITHIN not in calls or FAILED in calls:
                 return everywhere
@@ -274,7 +314,7 @@ class Reports:
                 return []
 
     def _numbers_of(self, call: int) -> list[float]:
-        return [0.0, 0, call, 0, 0, -1, 0, *self._sent.flags(), *[0.0] * self._most]
+        return [0.0, 0, call, 0, 0, -1, 0, *self._sent.flags(), *[0] * self._num_exponents]
 
     def announce(self, call: int, rounds_done: int, error: BaseException | None = None) -> None:
         """Say to the other ranks that this one has ENDED, PAUSED or FAILED (by `error`); instead of `exchange`.
@@ -284,6 +324,14 @@ class Reports:
             UserError: on every rank, if another one does not say the same.
         """
         _check_same_call(self._link, self._everyone(self._numbers_of(call)), rounds_done, error)
+
+
+NUM_TERMS = 3
+
+
+def terms_of(losses: Losses, num_gradients: int) -> list[list[float]]:
+    """This rank's terms of the sums of losses, of what they are divided by, and of gradients."""
+    return [losses.totals, losses.numbers, [num_gradients]]
 
 
 def _check_same_call(

@@ -18,7 +18,7 @@ class Passage:
     def __init__(self, federation: Parts) -> None:
         self._store, self._stages = federation.store, list(federation.stages.values())
         self._kinds, self._left_out = federation.algorithm.kinds, federation.left_out
-        self._round_start = federation.round_start
+        self._round_start, self._is_measured = federation.round_start, federation.aggregation.needs_exponents
 
     def go(self, client: Client, moment: Moment, weight: float, losses: Losses) -> bool:
         """Whether the client, whose turn has ended, counts; it then has passed the stages. `losses`: the `Losses`."""
@@ -40,7 +40,7 @@ class Passage:
 
     def _stage_looks(self, first: Stage, rows: tuple[str, ...]) -> bool:
         """Whether the first stage finds values that are not finite, of all that is sent."""
-        looks = vars(type(first)).get("looks", False) and not self._left_out.is_on
+        looks = vars(type(first)).get("looks", False) and not (self._left_out.is_on or self._is_measured)
         return looks and bool(rows) and self._store.block.device.type == "cpu"
 
     def _pass_stages(self, client: Client, moment: Moment, weight: float, losses: Losses) -> None:
@@ -50,5 +50,6 @@ class Passage:
         start = self._round_start.seen_by_stages if self._round_start is not None else dict
         for number, stage in enumerate(self._stages, 1):
             apply_stage(stage, client.index, weight, moment, self._kinds, rows, start)
-            if not vars(type(stage)).get("keeps_finite"):  # of the class itself: one that derives from it may not
+            is_last = self._is_measured and number == len(self._stages)
+            if is_last or not vars(type(stage)).get("keeps_finite"):  # of the class itself: one derived from it may not
                 losses.check_stage(client, store.region_of(store.work), rows, number)

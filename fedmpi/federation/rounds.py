@@ -26,6 +26,7 @@ from fedmpi.federation.observer import Observer
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.parts import MakeOracle, Parts
 from fedmpi.federation.passage import Passage
+from fedmpi.federation.scales import Scales
 from fedmpi.federation.start import make_initial_estimates
 from fedmpi.federation.state import check_parts, go_back, kept_state, restore_state, state_of
 from fedmpi.federation.variables import Variables
@@ -81,8 +82,8 @@ class Federation(Parts):
         poison: bool = False,
     ) -> None:
         super().__init__(algorithm, link, oracles, plan, variables, sending, poison)
-        most = int(link.allgather([len(oracles)], "machinery").max()) if self.aggregation.is_reproducible else 0
-        self.reports = Reports(link, most, self.store.tail.sent)
+        self._scales = Scales(self.store)
+        self.reports = Reports(link, self.store.tail.sent, self._scales.most)
         self.observer = observer or Observer()
         self.requests = 0
         self._request: Callable[[], int] = int
@@ -167,6 +168,7 @@ class Federation(Parts):
         except UserError as error:  # on every rank
             raise agreed_error(self.link, f"{current}: {error}" if self.link.rank == 0 else None) from None
         self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
+        self._scales.begin(self._losses, len(exchange.rows))
         return [client for client in self.clients if client.index in weights]
 
     def work(self, client: Client) -> None:
@@ -231,10 +233,9 @@ class Federation(Parts):
         self._losses.collect()
         began, gradients = time.perf_counter(), sum(client.num_gradients for client in self.clients)
         self.seconds["local"] += began - self._began
-        report = self.reports.exchange(self._losses, gradients - self.num_reported, self._request(), self.round_index)
-        self.num_reported = gradients
+        unreported, self.num_reported = gradients - self.num_reported, gradients
+        report = self.reports.exchange(self._losses, unreported, self._request(), self.round_index)
         self.check_lost()
-        self.num_gradients += report.num_gradients
         self.requests |= report.requests
         tail, rows = self.store.tail, self.exchange.rows
         stages = [stage.called for stage in self.stages.values()]
@@ -246,14 +247,18 @@ class Federation(Parts):
             self.left_out.leave_out(self._losses.left_out, self.current, self.link, aggregations)
             self.show_round(self.left_out.fewer(self.current, self.plan, self.lost))
         self.link.enter(f"the sum of {self.current}")
+        self._scales.give(report.exponents, self._losses, unreported, self.server.round_index)
         self.store.average()
-        self.check_lost()
+        if self.aggregation.exposes_rows:  # a sum that hides rows is never made again without some of them
+            self.check_lost()
         check_average(self, rows)
         self.seconds["communication"] += time.perf_counter() - began
         for client in self.clients:
             client.skipped.difference_update(rows)
         self.use_averages(self.exchange.then, self.aggregation.weights)
-        return report.mean
+        mean, num_gradients = self._scales.take(report)
+        self.num_gradients += num_gradients
+        return mean
 
     def end_round(self, losses: list[tuple[Exchange, float]]) -> float:
         """End a round with [(`Exchange`, its loss)], and return the round's loss: see `run_round`."""

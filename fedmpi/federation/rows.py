@@ -174,7 +174,7 @@ class RowStore:
         """Let the aggregation make the averages of the current exchange. Collective."""
         self.beside.average(self.tail.num_unsent_wide)
         out = self.region_of(self.block)
-        if self.region.stop > self.region.start:
+        if self.region.stop > self.region.start or self.aggregation.needs_exponents:
             self.aggregation.spoil(out)
             self.aggregation.average(out)
             if len(self._skipped):

@@ -228,15 +228,31 @@ class OwnLoop:
         weights = self.federation.plan.weights
         weight = (weights[self._link.rank] if weights else 1.0) if weight is None else float(weight)
         tensor = torch.as_tensor(value).detach()
-        everyone = self._ask([weight, *tensor.double().reshape(-1).tolist()])
-        weights, values = torch.from_numpy(everyone[:, 0]), torch.from_numpy(everyone[:, 1:])
-        if not ((weights >= 0) & (weights < math.inf)).all():
-            raise UserError(f"mean: the ranks' weights are {weights.tolist()}: expected finite numbers >= 0")
-        taken = weights > 0
-        mean = (weights[taken, None] * values[taken]).sum(0) / weights.sum()
+        numbers = [weight, *tensor.double().reshape(-1).tolist()]
+        if self.federation.aggregation.hides:
+            mean = self._hidden_mean(*numbers)
+        else:
+            everyone = self._ask(numbers)
+            weights, values = torch.from_numpy(everyone[:, 0]), torch.from_numpy(everyone[:, 1:])
+            if not ((weights >= 0) & (weights < math.inf)).all():
+                raise UserError(f"mean: the ranks' weights are {weights.tolist()}: expected finite numbers >= 0")
+            taken = weights > 0
+            mean = (weights[taken, None] * values[taken]).sum(0) / weights.sum()
         if not isinstance(value, torch.Tensor):
             return mean.reshape(tensor.shape).tolist()
         return mean.reshape(tensor.shape).to(tensor.device, tensor.dtype if tensor.is_floating_point() else mean.dtype)
+
+    def _hidden_mean(self, weight: float, *values: float) -> torch.Tensor:
+        """The weighted mean of each of some values, of which no rank sees those of another one."""
+        link, called = self._link, self.federation.aggregation.called
+        if self._accounts is not None or link.add_hidden is None:
+            raise UserError(f"mean after finish: {called} can hide numbers no more: expected the call before it")
+        self._announce(PAUSED)
+        check_equal(link, {"the number of values": str(len(values))}, "expected the same on all ranks")
+        is_weight = 0 <= weight < math.inf
+        agree(link, lambda: is_weight or _no_weight(weight))
+        total, *sums = link.add_hidden([[weight], *([weight * value] if weight else [0.0] for value in values)])
+        return torch.tensor([number / total if total else math.nan for number in sums], dtype=torch.float64)
 
     def _ask(self, values: list[float]) -> Any:
         """[ranks, n] the [n] numbers of all ranks, also after `finish`."""
@@ -610,3 +626,7 @@ def _length(loader: Any) -> int:
     if length == 0:
         raise UserError("batches: the loader has no batch")
     return length
+
+
+def _no_weight(weight: float) -> None:
+    raise UserError(f"mean: a rank's weight is {weight}: expected a finite number >= 0")

@@ -18,7 +18,7 @@ from fedmpi.ground.registry import command_name
 from fedmpi.ground.settings import setting
 from fedmpi.ground.text import say, short
 from fedmpi.models import find_model
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, constructor_of, sums_of_ranks
 from fedmpi.tasks.classification import DEFAULT_MODELS
 
 SHOWN = 8  # images in the figure
@@ -271,13 +271,16 @@ class LoadedAttack(LoadedTask):
         margins, distortions, _ = np.transpose([self._means(module, samples) for samples in self._clients.values()])
         mistaken = self._means(module, self._tests)[2] * self._tests.num
         here = [margins.sum(), distortions.sum(), mistaken, self._tests.num]
-        margin, distortion, mistaken, num = link.allgather(here, "evaluation").sum(0)
+        margin, distortion, mistaken, num = sums_of_ranks(link, here)
         num_clients, weight = link.num_present(self._context.num_clients), self._settings.distortion_weight
         margin, distortion = margin / num_clients, distortion / num_clients
         metrics = {"train_loss": margin + weight * distortion, "attack_loss": margin, "distortion": distortion}
         of_clients = {"train_loss": margins + weight * distortions, "attack_loss": margins, "distortion": distortions}
+        metrics["attack_accuracy"] = mistaken / num
+        if link.add_hidden is not None:
+            return Metrics(metrics)
         clients = {name: link.allgatherv(values, "evaluation") for name, values in of_clients.items()}
-        return Metrics({**metrics, "attack_accuracy": mistaken / num}, clients)
+        return Metrics(metrics, clients)
 
     def _means(self, module, samples):
         """[3] means over all samples of what `_attack` gives."""

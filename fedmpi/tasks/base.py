@@ -178,6 +178,8 @@ def of_clients(
 
     `values`: name -> one per client of this rank; `numbers`: of their samples; `weighting`: see `averages`.
     """
+    if link.add_hidden is not None:
+        return _averages_of_sums(link.add_hidden, values, np.asarray(numbers), weighting), {}
     # A rank without any test data has measured nothing.
     columns: list[Any] = [of_metric if len(of_metric) else [math.nan] * len(numbers) for of_metric in values.values()]
     table = np.column_stack([numbers, *columns])
@@ -185,6 +187,31 @@ def of_clients(
     clients = dict(zip(values, columns)) if numbers.any() else {}
     means = [averages(name, column, numbers, weighting) for name, column in clients.items()]
     return {name: value for of_metric in means for name, value in of_metric.items()}, clients
+
+
+def sums_of_ranks(link: Link, own: Any) -> Any:
+    """[n] sums over all ranks of what each has measured; hidden where the aggregation hides it. Collective."""
+    if link.add_hidden is not None:
+        return np.array(link.add_hidden([[float(number)] for number in own]))
+    return link.allgather(own, "evaluation").sum(0)
+
+
+def _averages_of_sums(
+    add: Callable[[list[list[float]]], list[float]], values: dict[str, Any], numbers: Any, weighting: str
+) -> dict[str, float]:
+    """The `averages` of all clients, of which only sums are known: always both means."""
+    measured = numbers > 0
+    terms = [numbers[measured].tolist(), [1.0] * int(measured.sum())]
+    for of_metric in values.values():
+        column = np.asarray(of_metric if len(of_metric) else [0.0] * len(numbers), np.float64)[measured]
+        terms += [column.tolist(), (column * numbers[measured]).tolist()]
+    num_samples, num_clients, *sums = add(terms)
+    found: dict[str, float] = {}
+    for name, plain, weighted in zip(values, sums[::2], sums[1::2]) if num_clients else ():
+        over_clients, over_samples = plain / num_clients, weighted / num_samples
+        chosen, other = (over_clients, over_samples) if weighting == "uniform" else (over_samples, over_clients)
+        found |= {name: chosen, f"{name}_{'samples' if weighting == 'uniform' else 'clients'}": other}
+    return found
 
 
 class LoadedTask:

@@ -36,7 +36,7 @@ from fedmpi.ground.registry import command_name
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import generator
 from fedmpi.ground.text import Log, short
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, Support, of_clients
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, Support, of_clients, sums_of_ranks
 from fedmpi.tasks.dealt import Dealt
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 from fedmpi.tasks.metrics import ANSWERS, by_name, last_layer, or_nan
@@ -353,7 +353,7 @@ class LoadedClassification(LoadedTask):
             means, each = of_clients(link, values, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
         if not self.has_own_tests:  # one test set, whatever part of it a rank or a client tests
-            loss, correct, number = link.allgather(np.sum([np.zeros(3), *tests], axis=0), "evaluation").sum(0)
+            loss, correct, number = sums_of_ranks(link, np.sum([np.zeros(3), *tests], axis=0))
             test = {"test_loss": loss / number, "accuracy": correct / number} if number else {}
             train, held = ({k: v for k, v in metrics.items() if k.startswith(kind)} for kind in ("train", "holdout"))
             metrics = train | test | held
@@ -366,7 +366,7 @@ class LoadedClassification(LoadedTask):
 
     def _cases(self, link):
         """See `Metrics.cases`. Collective on the link."""
-        if not self.has_own_tests and not self._context.is_personal:
+        if link.add_hidden or not (self.has_own_tests or self._context.is_personal):
             return {}
         counts = [np.bincount(samples.labels.cpu().numpy(), minlength=self.num_classes) for samples in self._tests]
         counts = link.allgatherv(np.ravel(counts), "test counts").reshape(-1, self.num_classes).astype(int)

@@ -19,7 +19,7 @@ from fedmpi.ground.generators import seed_all
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import FIRST, WHOLE, derive, generator
 from fedmpi.ground.text import Log, short
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, Support, constructor_of, of_clients
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, Support, constructor_of, of_clients, sums_of_ranks
 from fedmpi.tasks.metrics import OUTPUTS, PADDING, Answers, Metric, or_nan
 from fedmpi.tasks.pooling import MOST_AXES, Facts, Measuring, gathered
 from fedmpi.tasks.same_tests import check_same_tests
@@ -256,10 +256,13 @@ class LoadedOwnTask(LoadedTask):
             means, each = of_clients(link, results, weights, weighting)
             values |= {name: mean for name, mean in means.items() if name.startswith("test_loss")}
             clients |= each
-        cases = self._cases(link) if self.has_own_tests else {}
+        cases = self._cases(link) if self.has_own_tests and not link.add_hidden else {}
         if self._test is not None:
             sums = [pair for part in parts for pair in self._sums(module, *part)]
-            sums = link.allgatherv(np.ravel(sums), "evaluation").reshape(-1, 2)
+            if link.add_hidden is not None:
+                sums = [sums_of_ranks(link, np.sum([(0.0, 0.0), *sums], axis=0))]
+            else:
+                sums = link.allgatherv(np.ravel(sums), "evaluation").reshape(-1, 2)
             values = {name: value for name, value in values.items() if not name.startswith("test_loss")}
             values |= {"test_loss": _mean(sums)} if len(sums) else {}
         if self._metrics and link.first_rank_where(any(len(part) for _, part in parts)) is not None:

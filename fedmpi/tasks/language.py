@@ -29,7 +29,7 @@ from fedmpi.ground.files.limits import check_file
 from fedmpi.ground.files.run_files import PARTITION
 from fedmpi.ground.settings import setting
 from fedmpi.ground.text import Log, format_count
-from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients
+from fedmpi.tasks.base import BaseTask, LoadedTask, Metrics, of_clients, sums_of_ranks
 from fedmpi.tasks.files import common_files, has_own_files, own_file, own_files_setting
 
 log = Log(__name__)
@@ -262,7 +262,7 @@ class LoadedLanguage(LoadedTask):
             means, each = of_clients(link, {f"{kind}_loss": _per_word(sums)}, numbers, self._context.weighting)
             metrics, clients = metrics | means, clients | each
         if not self.has_own_tests:
-            loss, number = link.allgather(test.sum(0), "evaluation").sum(0)
+            loss, number = sums_of_ranks(link, test.sum(0))
             metrics = {name: value for name, value in metrics.items() if not name.startswith("test_loss")}
             metrics["test_loss"] = loss / number
         for losses in (metrics, clients):

@@ -9,7 +9,7 @@ from torch import nn
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.settings import setting
 from fedmpi.ground.streams import FIRST, WHOLE, generator
-from fedmpi.tasks.base import BaseTask, LoadedTask, constructor_of
+from fedmpi.tasks.base import BaseTask, LoadedTask, constructor_of, sums_of_ranks
 
 
 class Point(nn.Module):
@@ -232,7 +232,7 @@ class LoadedPoint(LoadedTask):
     def evaluate(self, module, link):
         point = module()
         own_loss = sum(self._exact_loss(client, point).item() for client in self._context.clients)
-        loss = link.allgather([own_loss], "evaluation").sum() / link.num_present(self._context.num_clients)
+        loss = sums_of_ranks(link, [own_loss]).item() / link.num_present(self._context.num_clients)
         return {"train_loss": loss, **self._metrics(point.double().cpu().numpy())}
 
 

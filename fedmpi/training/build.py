@@ -35,6 +35,7 @@ from fedmpi.runs.initial import initial_files, read_initial
 from fedmpi.tasks.base import UNEQUAL, LoadedTask, RankContext
 from fedmpi.tasks.files import EXPECTED, check_common_files
 from fedmpi.training.config import Config
+from fedmpi.training.hidden import check_hidden
 from fedmpi.training.layers import private_parts
 from fedmpi.training.model import build_model, model_class, try_goal, try_loss, try_metrics
 
@@ -129,7 +130,7 @@ def take_machine(job):
     set_arithmetic(config.machine.tf32, config.machine.deterministic)
     link.transport = config.machine.transport
     if config.faults.on_loss == "continue":
-        agree(link, lambda: _check_survival(config.machine), tells=True)
+        agree(link, lambda: _check_survival(config), tells=True)
         link.transport = "allreduce"  # the others' shared memory would be waited for
 
 
@@ -137,6 +138,7 @@ def take_place(job):
     """Which clients this rank has, and its device; from now on, the ranks notice who is missing."""
     config, link = job.config, job.link
     job.context = agree(link, lambda: rank_context(config, link))
+    agree(link, lambda: check_hidden(config, link.size, job.context.num_clients))
     warn_if_shared(link, job.context.device)
     bind_to_near_cores(job.context.device, link)
     link.watch(config.machine.timeout, spread(job.context.num_clients, link.size))
@@ -273,7 +275,7 @@ def _sampler(data, task, context, client, last_batch):
     return sampler
 
 
-def _check_survival(machine):
+def _check_survival(config):
     """Check that the run can go on without a rank; not collective.
 
     Raises:
@@ -282,9 +284,15 @@ def _check_survival(machine):
     reason = why_unavailable()
     if reason is not None:
         raise UserError(f"on_loss = continue: {reason}")
-    if machine.transport not in ("auto", "allreduce"):
+    transport, algorithm = config.machine.transport, config.algorithm
+    if transport not in ("auto", "allreduce"):
+        raise UserError(f"on_loss = continue: --transport {transport} waits for lost ranks: leave --transport out")
+    aggregation = config.sending.aggregation
+    if not aggregation.exposes_rows and len(algorithm.exchanges()) > 1:
         raise UserError(
-            f"on_loss = continue: --transport {machine.transport} waits for lost ranks: leave --transport out"
+            f"on_loss = continue: algorithm {command_name(type(algorithm))} averages several times in a round, which "
+            "is repeated as a whole without a lost client; the difference of two such sums is what aggregation "
+            f"{command_name(type(aggregation))} hides: expected on_loss end, or another algorithm"
         )
 
 

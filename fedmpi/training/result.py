@@ -238,6 +238,7 @@ def closing_table(job, record, metrics, result, facts):
             ("evaluation", share(record["evaluation_seconds"])),
             ("total", f"{seconds:.2f} s"),
             ("sent per client", f"{format_bytes(record['bytes'])} in {link.traffic.collectives} Allreduces"),
+            *([("hidden", hides)] if (hides := job.config.sending.aggregation.hides) else []),
             *facts.items(),
             *((name.replace("_", " "), f"{number:.6g}") for name, number in job.federation.facts().items()),
             ("result", result),

@@ -18,6 +18,17 @@ def test_same_bits_in_every_placement(any_mpi):
     assert lines == FOUND.setdefault("lines", lines)  # those of the MPI before
 
 
+@pytest.mark.rarely("fedmpi/comm", "fedmpi/aggregation", "fedmpi/federation")
+@pytest.mark.parametrize(
+    ("ranks", "program", "last"),
+    [(4, "masked", "hidden 7"), (4, "masked_cases", "same bits in "), (3, "spied", "hidden: allreduce")],
+)
+def test_masked_sums_have_the_same_bits_and_show_no_rows(any_mpi, ranks, program, last):
+    done = start(ranks, "-m", program, mpi=any_mpi, timeout=1500, is_forked=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(last)
+
+
 def bits(out):
     """The hash of all rows of the only run under `out`."""
     (folder,) = out.iterdir()

@@ -47,8 +47,8 @@ class Losing(SoloLink):
     def average(self, block, divisor, out, kind):
         self._sum(super().average, [block], block, divisor, out, kind)
 
-    def combine(self, vectors, partials, divisor, out, kind):
-        self._sum(super().combine, vectors, vectors, partials, divisor, out, kind)
+    def add_integers(self, block, kind):
+        self._sum(super().add_integers, [block], block, kind)
 
     def _sum(self, summed, spoiled, *arguments):
         if self.loses():

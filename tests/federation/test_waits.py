@@ -72,7 +72,7 @@ def test_a_round_looks_once_in_an_exchange(monkeypatch, name):
     "words",
     [
         "--clip_norm 0.1 --weight_decay 0.01", "--model odd_modules.Dropping", "--model odd_modules.Lazy",
-        "--oracle two_point", "--autocast bf16", "--aggregation reproducible",
+        "--oracle two_point", "--autocast bf16",
         "--task.crop_padding 1 --task.flip true", "--weighting samples", "--algorithm.schedule cosine",
     ],
 )  # fmt: skip

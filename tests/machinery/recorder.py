@@ -46,10 +46,11 @@ class Recorder:
     Attributes:
         sent: kind -> [messages, bytes] of this rank. wrong: lines about messages that nothing declares.
         contents: [(kind, bytes)] of what was sent, if `keeps`; of numbers that may be letters, these.
+        look: function of the bytes of every message, or None.
     """
 
     def __init__(self, keeps=False):
-        self._keeps = keeps
+        self._keeps, self.look = keeps, None
         self.clear()
 
     def clear(self):
@@ -58,6 +59,8 @@ class Recorder:
     def note(self, call, buffer):
         """Take note of a message: `call` is the method of MPI, or says how memory is shared; `buffer`: what is sent."""
         nbytes = 0 if buffer is None else buffer.nbytes
+        if self.look is not None and nbytes:
+            self.look(buffer)
         kind, place = _kind_and_place()
         if call == "Iallgather" and place == ("comm/sums/mpi.py", "exchange"):
             kind = "machinery"  # how many numbers of each rank follow

@@ -312,6 +312,7 @@ DOORS = {
     "median in shared memory": run("--aggregation", "median", "--transport", "shared"),
     "clipping": run("--aggregation", "centred_clipping", "--clients", "4"),
     "reproducible": run("--aggregation", "reproducible", "--clients", "4", "--transport", "shared"),
+    "masked": run("--aggregation", "masked", "--aggregation.least-ranks", "2", "--data", silos),
     "half": run("--codec", "half"),
     "random k": run("--codec", "random_k"),
     "left out": call(

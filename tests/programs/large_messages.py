@@ -11,7 +11,7 @@ from mpi4py import MPI
 from transports import check
 
 import fedmpi.comm.sums.mpi
-import fedmpi.comm.sums.ordered_sum
+import fedmpi.comm.sums.slices
 import fedmpi.comm.sums.topology
 from fedmpi.aggregation import Layout, Moment
 from fedmpi.aggregation.reproducible import Reproducible
@@ -38,7 +38,7 @@ def is_sum(block, size):
 
 
 def check_sums(transport, numel):
-    """A sum in the transport's own order, and one in the order of the clients."""
+    """A sum in the transport's own order, and one of whole numbers."""
     link = MPILink(transport=transport)
     block = link.allocate(numel, torch.float32)
     fill(block, link.rank)
@@ -52,9 +52,10 @@ def check_sums(transport, numel):
     aggregation.begin(Moment(0, 0, ("x",), slice(0, numel)), dict.fromkeys(range(link.size), 1))
     fill(aggregation.block, link.rank)
     aggregation.take(link.rank, aggregation.block)
+    aggregation.scale([(numel, 16)], [])
     aggregation.average(aggregation.block)
     aggregation.block.mul_(link.size)
-    check(is_sum(aggregation.block, link.size), f"{transport}: the sum in the order of the clients")
+    check(is_sum(aggregation.block, link.size), f"{transport}: the sum of whole numbers")
     del aggregation
     link.close()
 
@@ -85,7 +86,7 @@ def check_gather_and_broadcast(nbytes):
 
 def main(nbytes, *how):
     if how == ("split",):
-        for module in (fedmpi.comm.sums.topology, fedmpi.comm.sums.ordered_sum):
+        for module in (fedmpi.comm.sums.topology, fedmpi.comm.sums.slices):
             module.PIECE = 1 << 10
         for module in (fedmpi.comm.sums.topology, fedmpi.comm.sums.mpi):
             module.LARGEST_CALL = 1 << 10

@@ -1,8 +1,9 @@
 """fedmpi.train whose ranks die or stop, or whose clients are absent by plan: the variables DIE, STOP, ABSENT and LATE.
 
 DIE: "RANK@EVENT:NUMBER ...": the rank dies when the event occurs for the NUMBERth time. Events: "turn" (a
-client begins to work), "losses", "sum", "agree", "shrink", "evaluation", "record" (before one is written), "save",
-"model" (before it is built).
+client begins to work), "losses", "sum", "masks" (before they are added), "words" (before whole numbers are summed),
+"open" (of masks), "agree", "shrink", "evaluation", "record" (before one is written), "save", "model" (before it is
+built).
 STOP: the same for ranks that stop (SIGSTOP).
 ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END; the
 start is round -1.
@@ -18,8 +19,10 @@ from mpi4py import MPI
 
 import fedmpi.training.build
 from fedmpi.aggregation import Aggregation
+from fedmpi.aggregation.hidden_sums import HiddenSums
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
+from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.federation.losses import Reports
 from fedmpi.federation.participation import Plan
 from fedmpi.federation.rows import RowStore
@@ -81,6 +84,9 @@ for owner, name, event in [
     (RowStore, "begin_turn", "turn"),
     (Reports, "exchange", "losses"),
     (Aggregation, "spoil", "sum"),
+    (HiddenSums, "add", "masks"),
+    (MPILink, "add_integers", "words"),
+    (HiddenSums, "open", "open"),
     (Survivors, "_agree", "agree"),
     (Survivors, "_shrink", "shrink"),
     (Evaluation, "__call__", "evaluation"),

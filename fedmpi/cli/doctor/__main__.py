@@ -22,6 +22,7 @@ from fedmpi.cli.doctor.checks import (
     check_clocks,
     check_cores,
     check_devices,
+    check_hidden,
     check_ranks,
     check_settings,
     check_versions,
@@ -98,6 +99,8 @@ def _run(arguments, link):
     summed, used = agree(link, lambda: try_sum(link, transport, device))
     checks = [check_ranks(ranks, summed, used), check_cores(ranks), check_devices(ranks)]
     checks += [check_versions(ranks), settings, check_clocks(ranks)]
+    if hides := config.sending.aggregation.hides:
+        checks.append(check_hidden(ranks, hides))
     if FAILED not in (checks[2].state, settings.state):
         checks += check_needs(link, ranks, config)
     speeds = measure(link, ranks)

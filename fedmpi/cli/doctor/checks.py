@@ -55,6 +55,15 @@ def check_ranks(ranks, sum_is_right, used):
     return Check("ranks", OK, f"{text}; a test sum by {used} is right" if len(ranks) > 1 else text)
 
 
+def check_hidden(ranks, hides):
+    """Say what an aggregation hides (`Aggregation.hides`), and whether ranks share a node, where they can look."""
+    if any(len(node) > 1 for node in by_node(ranks)):
+        advice = "start each silo's rank on a machine, or as a user, of its own"
+        text = f"{hides}; but processes of one user on one node can read each other's memory"
+        return Check("hidden", WARNING, text, advice)
+    return Check("hidden", OK, hides)
+
+
 def check_cores(ranks):
     """Check that no two ranks are bound to the same core, and that binding leaves no cores unused."""
     for node in by_node(ranks):

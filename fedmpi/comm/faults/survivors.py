@@ -93,7 +93,3 @@ class Surviving:
     def average(self, block, divisor, out):
         """See `Transport.average`."""
         self._attempt(lambda: self._transport.average(block, divisor, out))
-
-    def combine(self, vectors, partials, divisor, out):
-        """See `Transport.combine`."""
-        self._attempt(lambda: self._transport.combine(vectors, partials, divisor, out))

@@ -15,7 +15,7 @@ from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Surviving, Survivors
 from fedmpi.comm.link import Link
 from fedmpi.comm.ranks import RanksLost, describe_clients
-from fedmpi.comm.solo import combine_alone, divide
+from fedmpi.comm.solo import divide
 from fedmpi.comm.start.mpi_library import MPI
 from fedmpi.comm.sums import transports
 from fedmpi.comm.sums.comparison import Compared
@@ -135,28 +135,18 @@ class MPILink(Link):
             self._sums[transport].average(block, divisor, out)
         self.summed_by = transport.description
 
-    def combine(self, vectors, partials, divisor, out, kind=OWN):
-        """See `Link.combine`; in the account as `average`."""
-        self.traffic.add(out.numel() * out.element_size())
-        if self.size == 1:
-            combine_alone(vectors, partials, divisor, out)
-            return
-        self.crossed.note(kind, out.nbytes)
-        transport = self._owner(vectors[0])
-        with self.collective():
-            self._sums[transport].combine(vectors, partials, divisor, out)
-        self.summed_by = f"{transport.description}, reproducible"
-
     def add_integers(self, block, kind=OWN):
         self.traffic.add(block.nbytes)
         self._note(kind, block.nbytes)
         transport = self._sharing(block)
         if self.size > 1 and transport is not None:
             self._attempt(lambda: transport.average(block, 1, block))  # torch's integers wrap
+            self.summed_by = f"{transport.description}, whole numbers"
         elif self.size > 1:
             host = block.cpu()
             self._attempt(lambda: add_integers(self.topology.world, host))
             block.copy_(host)
+            self.summed_by = "Allreduce, whole numbers"
 
     def exchange_slices(self, vectors, reduce, out, dtype=None, kind=OWN):
         self.traffic.add_slices(vectors, out)

@@ -87,24 +87,6 @@ class NodeWindow:
             if finish is not None:
                 finish(strips)
 
-    def take_steps(self, where, offsets, steps, then=None):
-        """Add the slices `where` of partial sums in a given order. Not collective.
-
-        Args:
-            where: slice, counted from the beginning of a slot.
-            offsets: name -> (rank, where its slot begins). steps: (a, b) each: the sum b is added to the sum a.
-            then: called with each strip of the slice, after its steps, while it is in the cache.
-        """
-        for strip in self.strips(where):
-            parts = {
-                name: self.vectors[rank][begin + strip.start : begin + strip.stop]
-                for name, (rank, begin) in offsets.items()
-            }
-            for a, b in steps:
-                parts[a].add_(parts[b])
-            if then is not None:
-                then(strip)
-
     def strips(self, where):
         """A slice as consecutive short ones that pass through the cache."""
         strip = STRIP * torch.get_num_threads()

@@ -109,7 +109,7 @@ def write_state(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[int, int]
     text += b" " * (-len(text) % 8)
     size, checksum = 8 + len(text) + size, 0
     remove(path.parent, [path.name])  # what a killed process left, or another name of a file in a backup
-    with open(path, "xb") as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with open(path, "xb", opener=_for_one_user) as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
         _reserve(file.fileno(), size)
         for piece in pieces(len(text).to_bytes(8, "little") + text, tensors.values()):
             computed = pool.submit(zlib.crc32, piece, checksum)
@@ -118,6 +118,11 @@ def write_state(path: pathlib.Path, state: Mapping[str, Any]) -> tuple[int, int]
         file.flush()
         os.fsync(file.fileno())
     return size, checksum
+
+
+def _for_one_user(path: str, flags: int) -> int:
+    """Open a file that only this user can read: it may contain a silo's rows."""
+    return os.open(path, flags, 0o600)
 
 
 def _name(dtype: torch.dtype) -> str:

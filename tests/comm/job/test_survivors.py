@@ -99,6 +99,25 @@ def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize(
+    ("deaths", "settings"),
+    [
+        ("1@masks:3", ()),
+        ("2@words:5 0@masks:9", ()),
+        ("1@open:3", ("--algorithm", "fednova")),
+        ("1@words:3", ("--algorithm", "fednova")),
+        ("3@agree:19 1@words:9", ("--algorithm", "fednova", "--participation", 0.8)),
+    ],
+)
+def test_masked_sums_are_made_again_without_the_lost(tmp_path, openmpi, deaths, settings):
+    """Before masks, between masks and sum, before keys are opened, in other places; some rank may have the sum."""
+    masked = ("--algorithm", "fedavg", "--aggregation", "masked", "--aggregation.least_ranks", 1, *settings)
+    words, variables = words_of(4, tmp_path / "lost", *masked)
+    done = execute(words, env={**variables, "DIE": deaths})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(check_against_plan(tmp_path, *masked)) >= 1
+
+
 @pytest.mark.parametrize("aggregation", ["mean", "reproducible"])
 def test_a_round_that_loses_all_its_participants_is_made_by_the_others(tmp_path, openmpi, aggregation):
     """In round 4 only client 2 takes part, and its rank dies in the sum, to which the other ranks add zeros."""

@@ -1,17 +1,18 @@
 """Allreduce of flat buffers by size and transport, and of a model's tensors at once and one by one.
 
-"shared" sums in the node's shared memory, "reproducible" does so in an order that does not depend on the
-ranks, "reproducible messages" does the same by messages, as between nodes. "allreduce" is MPI's Allreduce in
+"shared" sums in the node's shared memory, "reproducible" is the aggregation of this name there, from float32 to
+float32, "reproducible messages" the same by messages, as between nodes. "allreduce" is MPI's Allreduce in
 pieces with fedmpi's way of waiting, "one call" is one MPI_Allreduce of the whole buffer, "copy" copies the buffer
 in memory.
 """
 
 import torch
 
+from fedmpi.aggregation.layout import Layout, Moment
+from fedmpi.aggregation.reproducible import Reproducible
 from fedmpi.cli.bench.results import format_ms, format_rate, format_ratio
 from fedmpi.cli.bench.timing import Case, time_cases
 from fedmpi.comm.start.mpi_library import MPI
-from fedmpi.comm.summation_order import Placement
 from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.ground.text import format_bytes, format_table
 
@@ -91,11 +92,11 @@ def time_sizes(link, nbytes, seconds, one_call=True):
     shared, allreduce = (MPILink(link.comm, transport=transport) for transport in ("shared", "allreduce"))
     in_window, block = shared.allocate(numel, torch.float32), allreduce.allocate(numel, torch.float32)
     plain, copy = torch.zeros(numel), torch.zeros(numel)
-    _, partials = Placement([[rank] for rank in range(link.size)]).plan(tuple(range(link.size)))
+    in_words, by_messages = _reproducible(shared, numel), _reproducible(allreduce, numel)
     cases = [
         Case("shared", lambda: shared.allreduce(in_window)),
-        Case("reproducible", lambda: shared.combine([in_window], partials, 1, in_window)),
-        Case("reproducible messages", lambda: allreduce.combine([block], partials, 1, block)),
+        Case("reproducible", lambda: in_words.average(in_words.block)),
+        Case("reproducible messages", lambda: by_messages.average(by_messages.block)),
         Case("allreduce", lambda: allreduce.allreduce(block)),
         Case("copy", lambda: copy.copy_(plain)),
     ]
@@ -105,6 +106,16 @@ def time_sizes(link, nbytes, seconds, one_call=True):
     shared.close()
     allreduce.close()
     return times
+
+
+def _reproducible(link, numel):
+    """The aggregation before an average of one client of each rank."""
+    aggregation = Reproducible()
+    aggregation.open(link, Layout(("x",), numel, numel, torch.float32, "cpu"), [link.rank])
+    aggregation.begin(Moment(0, 0, ("x",), slice(0, numel)), dict.fromkeys(range(link.size), 1))
+    aggregation.take(link.rank, aggregation.block)
+    aggregation.scale([(numel, 0)], [])
+    return aggregation
 
 
 def time_model(link, sizes, seconds):

@@ -3,10 +3,6 @@
 import abc
 import dataclasses
 
-import torch
-
-from fedmpi.comm.sums.ordered_sum import combine
-
 SMALLEST_GAIN = 64 << 10  # bytes of a block; below, what others than Allreduce do first costs more than it gains
 COMPARED = 2  # averages: a first one could be right because the memory is still zero
 
@@ -79,15 +75,6 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def average(self, block, divisor, out):
         """out = (sum of `block` over all ranks) / divisor; see `Link.average`."""
-
-    def combine(self, vectors, partials, divisor, out):
-        """out = (sum of all ranks' partial sums) / divisor in the order of `partials`; see `Link.combine`."""
-        if out.device.type == "cpu":
-            combine(self.topology.world, vectors, partials, divisor, out)
-            return
-        total = torch.empty(out.numel(), dtype=out.dtype)
-        combine(self.topology.world, [vector.cpu() for vector in vectors], partials, divisor, total)
-        out.copy_(total)
 
     def neighbours(self, block):
         """The same part of the blocks of all ranks of this node, in rank order; None if a rank cannot read the others'.

@@ -1,14 +1,10 @@
 """Sums in the memory that the ranks of a node share."""
 
-import collections
-
 import torch
 
 from fedmpi.comm.solo import divide
-from fedmpi.comm.summation_order import Partials, split
-from fedmpi.comm.sums.ordered_sum import combine
 from fedmpi.comm.sums.transports.base import SMALLEST_GAIN, Transport, Unavailable
-from fedmpi.comm.sums.window import NodeWindow, NoWindow, divide_and_spread, slices
+from fedmpi.comm.sums.window import NodeWindow, NoWindow, divide_and_spread
 from fedmpi.comm.vectors import Slices
 
 
@@ -82,44 +78,6 @@ class SharedMemory(Transport):
         window.synchronise()  # all slices are complete
         divide(block, 1, out)
 
-    def combine(self, vectors, partials, divisor, out):
-        window, topology = self._find(vectors[0])[0], self.topology
-        me, node = topology.node.rank, topology.node_index
-        begins = [window.offset(vector) for vector in vectors]
-        held = {
-            name: (topology.node_ranks[rank][1], begins[slot])
-            for name, (rank, slot) in partials.holders.items()
-            if topology.node_ranks[rank][0] == node
-        }
-        inner, outer = split(
-            partials.steps, {n: topology.node_ranks[rank][0] for n, (rank, _) in partials.holders.items()}
-        )
-        parts = slices(0, out.numel(), topology.smallest_node, out.element_size())
-        own_slice = parts[me] if me < len(parts) else None
-
-        def spread(part, total, divisor):
-            """Divide a part of the total and copy it to the first vector of every rank of this node."""
-            firsts = [vector[begins[0] + part.start : begins[0] + part.stop] for vector in window.vectors]
-            divide_and_spread([total, *firsts], divisor)
-
-        window.synchronise()  # all partial sums are complete
-        if own_slice is not None and topology.num_nodes == 1:
-            root, begin = held[partials.root]
-            total = window.vectors[root][begin : begin + out.numel()]
-            window.take_steps(own_slice, held, inner.get(node, ()), lambda part: spread(part, total[part], divisor))
-        elif own_slice is not None:
-            window.take_steps(own_slice, held, inner.get(node, ()))
-            total = window.vectors[me][begins[0] + own_slice.start : begins[0] + own_slice.stop]
-            left = self._left_after(inner, outer, partials)
-            terms = [
-                window.vectors[rank][begin + own_slice.start : begin + own_slice.stop]
-                for rank, begin in (held[name] for name in left.holders if name in held)
-            ]
-            combine(self._slice_owners, terms, left, divisor, total)
-            spread(own_slice, total, 1)
-        window.synchronise()  # all slices are complete
-        divide(vectors[0], 1, out)
-
     def exchange_slices(self, has_vector, reduce, out):
         """See `Link.exchange_slices`, on one node.
 
@@ -147,19 +105,6 @@ class SharedMemory(Transport):
         if self._slice_owners is not None:
             self._slice_owners.free()
             self._slice_owners = None
-
-    def _left_after(self, inner, outer, partials):
-        """The `Partials` that the owners of this rank's slice hold after the steps within their nodes."""
-        node_ranks = self.topology.node_ranks
-        nodes = [node for node, local_rank in node_ranks if local_rank == self.topology.node.rank]  # of the owners
-        done = {b for steps in inner.values() for _, b in steps}
-        left, slots = {}, collections.Counter()
-        for name, (rank, _) in partials.holders.items():
-            if name not in done:
-                owner = nodes.index(node_ranks[rank][0])
-                left[name] = owner, slots[owner]
-                slots[owner] += 1
-        return Partials(left, tuple(outer), partials.root)
 
     def _find(self, block):
         """(window, offset) of the window that holds `block`; None if none does."""
