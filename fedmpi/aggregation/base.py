@@ -50,13 +50,11 @@ class Aggregation(Slicing):
         codec: the `Codec` in which rows travel, or None; with it, there is `start`, too.
         beside: another object of the class for what is averaged in float64 beside the rows (`Layout.beside`), or None.
             Its rows are numbers, and it has no codec; its `start` is 0.
-        exponents, terms, sums: see `scale`.
     """
 
     # False: the rows of a client are in memory that no other process of the node can read.
     exposes_rows: ClassVar[bool] = True
-    # What it hides, and from whom: for the closing table and fedmpi doctor.
-    hides: ClassVar[str] = ""
+    hides: ClassVar[str] = ""  # what it hides, and from whom: for the closing table and fedmpi doctor
     # Whether it is the weighted mean: there may then be buffers of a wider type than the rows.
     is_mean: ClassVar[bool] = False
     # Whether it has to know before `average` how large values are: the federation then calls `scale`.
@@ -145,15 +143,13 @@ class Aggregation(Slicing):
         self.kept[client] = region if len(self.clients) == 1 else region.clone()
 
     def scale(self, exponents: Sequence[tuple[int, int]], terms: Sequence[tuple[list[float], int]]) -> None:
-        """With `needs_exponents`, before `average`: how large values are. The same on every rank, but for terms.
-
-        `average` is then called in every exchange, also if nothing is averaged.
+        """With `needs_exponents`, before `average`, which every exchange then calls: how large values are.
 
         Args:
-            exponents: [(length, E)] of consecutive stretches of the region, each row first: E is a multiple of 8, with
-                |weight · value| < 2^E of all clients. The last ones may be longer than what is averaged.
-            terms: [(this rank's terms of a number, their E)], of at most one term for each client; `average` puts the
-                sums over all ranks into `sums`.
+            exponents: [(length, E)] of stretches of the region, rows first, the same on every rank: E is a multiple of
+                8, |weight · value| < 2^E of all clients. The last may be longer than what is averaged.
+            terms: [(this rank's terms of a number, at most one for each client, their E)]; `average` puts the sums over
+                all ranks into `sums`.
         """
         self.exponents, self.terms = exponents, terms
         self.sums: Sequence[float] = ()

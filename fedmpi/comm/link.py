@@ -22,13 +22,11 @@ class Link(Ranks, abc.ABC):
     Attributes, besides those of `Ranks` (`rank`, `size`, which ranks are left, and so on):
         traffic: the `Traffic` of this rank. crossed: the kinds of messages so far; none where there is one rank.
         summed_by: how the last block was summed, as text for the closing table.
-        add_hidden: function of this rank's terms of some sums, at most one for each client or rank -> the sums over all
-            ranks (nan with a term that is not finite), which sees to it that no rank learns the terms of another one;
-            None: such numbers need not be hidden. Collective.
+        add_hidden: collective function of this rank's terms of some sums, at most one for each client or rank -> the
+            sums over all ranks, nan with a term that is not finite, in which no rank sees others' terms; or None.
     """
 
     add_hidden: Callable[[list[list[float]]], list[float]] | None = None
-
     traffic: Traffic
     crossed: Crossed
     summed_by = "nothing to sum"
