@@ -30,7 +30,7 @@ def compare(experiments, committed, other, is_again=False):
     """Rows of a table: where, what, the committed value, the other one, whether they agree.
 
     Values are means over the last tenth of the rounds, as in the verdicts, of each metric that the experiment's table,
-    figure or claims show.
+    figure or claims show; of the committed ones those with the rerun's seeds alone, if they have all of these.
 
     Args:
         committed, other: folders of results. is_again: the same seeds, so that values agree up to rounding; else each
@@ -44,6 +44,7 @@ def compare(experiments, committed, other, is_again=False):
         for scale in SCALES if one.scales else ():
             both = [read_results(folder, one, scale) for folder in (committed, other)]
             if all(both):
+                both[0] = both[0].of_seeds_in(both[1])
                 found = [*_values(one, *both, is_again), *_states(one, scale, *both)]
                 rows += [(f"{one.name}, {scale}", *row) for row in found]
         if one.orders:
