@@ -1,4 +1,4 @@
-"""Whether other results agree with the committed ones: ``--compare FOLDER``, and ``--check`` in five minutes."""
+"""Whether other results agree with the committed ones: ``--compare FOLDER``, and ``--check`` in two minutes."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from fedmpi.cli.comparison import Spread
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import table
 from fedmpi.runs.record import title
-from reproduction import orders
+from reproduction import digits, orders
 from reproduction.claims import late, num_diverged, outcomes, quantile
 from reproduction.experiment import SCALES, find_experiments
 from reproduction.results import read_results
@@ -23,6 +23,7 @@ ORDERS = "mom_tables1_2"
 SHORT = 256  # rounds of the orders that are measured again
 NOT_MEASURED = "not measured"
 LONG = 100  # rows: of a longer table only those that differ are printed
+ROUNDING = 1e-7  # the same in float64
 EXACT = 1e-4  # how far values of the same seeds may be apart, as a share: rounding on another processor
 
 
@@ -30,7 +31,7 @@ def compare(experiments, committed, other, is_again=False):
     """Rows of a table: where, what, the committed value, the other one, whether they agree.
 
     Values are means over the last tenth of the rounds, as in the verdicts, of each metric that the experiment's table,
-    figure or claims show.
+    figure or claims show; of the committed ones those with the rerun's seeds alone, if they have all of these.
 
     Args:
         committed, other: folders of results. is_again: the same seeds, so that values agree up to rounding; else each
@@ -44,6 +45,7 @@ def compare(experiments, committed, other, is_again=False):
         for scale in SCALES if one.scales else ():
             both = [read_results(folder, one, scale) for folder in (committed, other)]
             if all(both):
+                both[0] = both[0].of_seeds_in(both[1])
                 found = [*_values(one, *both, is_again), *_states(one, scale, *both)]
                 rows += [(f"{one.name}, {scale}", *row) for row in found]
         if one.orders:
@@ -113,7 +115,8 @@ def _orders(experiment, committed, other):
 
 
 def check(results, reproduce):
-    """Rows as of `compare`, of runs made again with the same seeds: two problems, and short runs of the orders.
+    """Rows as of `compare`, of runs made again with the same seeds: two problems, short runs of the orders, and every
+    method on the digits.
 
     Args:
         results: folder of the committed results. reproduce: `reproduce(experiment, folder)` makes the runs.
@@ -132,7 +135,16 @@ def check(results, reproduce):
                 agrees = np.allclose(found, here, rtol=EXACT)
                 what = f"{line.method}: mean square gradient norm, R = {size}"
                 rows.append((one.name, what, f"{here.mean():.6g}", f"{found.mean():.6g}", bool(agrees)))
-    return rows
+    return rows + [row for paper, methods in digits.METHODS.items() for row in on_digits(results, paper, methods)]
+
+
+def on_digits(results, paper, methods):
+    """Rows as of `compare`, of some methods of a paper on the embedded digits."""
+    return [
+        (f"digits, {paper}", *pair, bool(np.isclose(float(pair[1]), float(pair[2]), rtol=ROUNDING, atol=1e-9)))
+        for method in methods
+        for pair in digits.pairs(results, paper, method)
+    ]
 
 
 def report(rows):

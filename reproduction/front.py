@@ -90,8 +90,11 @@ def _value(folder, place):
     """The mean over the seeds that {value:...} in papers.yaml means, as text."""
     name, scale, panel, method = place.split("/")
     (one,) = find_experiments([name])
-    runs = read_results(folder, one, scale).method(panel, method).runs
-    return format_metric(statistics.fmean(late(run, one.metric) for run in runs if run.is_complete))
+    its = read_results(folder, one, scale)
+    runs = its.method(panel, method).runs if its else []
+    return (
+        "–" if not runs else format_metric(statistics.fmean(late(run, one.metric) for run in runs if run.is_complete))
+    )
 
 
 def _in_short(experiments, found):

@@ -68,6 +68,10 @@ class Results:
         elsewhere = {name: its and its.only(seeds) for name, its in self.elsewhere.items()}
         return dataclasses.replace(self, panels=panels, elsewhere=elsewhere)
 
+    def of_seeds_in(self, other):
+        """The same of the seeds of other `Results` alone, if it has them all; else itself."""
+        return self.only({int(seed) for seed in other.seeds}) if {*other.seeds} < {*self.seeds} else self
+
     @property
     def seeds(self):
         """All seeds, as text."""

@@ -103,8 +103,8 @@ def graded(experiment, found, scale, results, of_paper=None):
         of_paper: what `ps_of_paper` returns: each p is corrected for the number of all at this scale, or, beyond the
             small one, at all larger ones. None: for those of the experiment.
     """
-    alike = {key: ps for key, ps in (of_paper or {}).items() if (key[1] == "small") == (scale == "small")}
-    others = [p for key, ps in alike.items() if key != (experiment.name, scale) for p in ps if p is not None]
+    comparable = {key: ps for key, ps in (of_paper or {}).items() if (key[1] == "small") == (scale == "small")}
+    others = [p for key, ps in comparable.items() if key != (experiment.name, scale) for p in ps if p is not None]
     planned = list(outcomes(experiment, results.only(experiment.seeds))) if experiment.seeds else found
     final, first = (_graded_all(experiment, its, scale, results, others) for its in (found, planned))
     return [_with_planned(one, before, len(experiment.seeds)) for one, before in zip(final, first)]

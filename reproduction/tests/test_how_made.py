@@ -55,7 +55,7 @@ def test_grids_are_fixed_after_the_last_run_of_theirs():
 @pytest.mark.parametrize("name", ["lamb_figure3_mlp_falling_in_steps", "lamb_figure3_mlp_falling_3_epochs"])
 def test_a_choice_after_the_answer_is_said(name):
     one = EXPERIMENTS[name]
-    text = page(one, "full", read_results(RESULTS, one, "full"), {})
+    text = page(RESULTS, one, "full", read_results(RESULTS, one, "full"), {})
     (row,) = [line for line in text.splitlines() if line.startswith("| last changed")]
     assert row.count("(after the first run)") == 1 and f"grids {one.fixed['grids']} (after the first run)" in row
 
@@ -80,7 +80,7 @@ def test_numbers_repeat_only_on_a_known_model():
 
     def said(*processors):
         runs = [row | {"processor": name} for row, name in zip(found.runs, processors)]
-        return page(one, "small", dataclasses.replace(found, runs=runs), {})
+        return page(RESULTS, one, "small", dataclasses.replace(found, runs=runs), {})
 
     known = "AMD EPYC (family 25, model 1, stepping 1), AVX2"
     assert "repeats these numbers to the last digit" in said(known, known)

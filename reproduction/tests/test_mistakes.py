@@ -17,6 +17,7 @@ from fedmpi.config.grammar import read_file
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.run_files import MODEL, RECORDS, SETTINGS
 from reproduction import experiment as experiment_module
+from reproduction import page as page_module
 from reproduction.__main__ import listing
 from reproduction.csv_files import write_tables
 from reproduction.experiment import FOLDER, find_experiments, read_experiment
@@ -50,7 +51,7 @@ RIGHT = {
     "metric": "distance",
     "printed": {"metric": "distance", "place": "Table 9", "values": {"low": {"FedAvg": 0.5}}},
     "figure": {"axis": "round", "metrics": ["distance"]},
-    "claims": [OF, REACHES, OF | {"panel": "low", "than": "high"}, OF | {"at_share": 0.5, "level": True}],
+    "claims": [OF, REACHES, OF | {"panel": "low", "than": "high"}, OF | {"at_share": 0.5, "level": 0.01}],
     "tune": {"panel": "low", "grids": {"FedAvg": GRID}, "full": {"seeds": [0, 1]}},
     "findings": {"small": ["It is so."]},
 }
@@ -117,7 +118,7 @@ def test_what_is_right_is_accepted(tmp_path):
         ("claims 0 of", ["FAFED"], "claims (entry 1): of: contains FAFED, the method that is ahead"),
         ("claims 0 reaches", 0.5, "claims (entry 1): expected either of or reaches"),
         ("claims 1 reaches", "0.5", "claims (entry 2).reaches: expected a number"),
-        ("claims 1 level", True, "claims (entry 2): reaches and level: expected only one of them"),
+        ("claims 1 level", 0.1, "claims (entry 2): reaches and level: expected only one of them"),
         ("claims 2 of", ["FedAvg", "FedAMS"], "claims (entry 3): than: expected a single method in of"),
         ("claims 2 than", "low", "claims (entry 3): than: expected the key panel, with another panel"),
         ("claims 2 than", "medium", "claims (entry 3).than: medium is none of the panels (low; high)"),
@@ -149,7 +150,7 @@ def test_what_is_right_is_accepted(tmp_path):
         ("claims 0 best_so_far", "yes", "claims (entry 1).best_so_far: expected true or false"),
         ("claims 3 best_so_far", True, "claims (entry 4): best_so_far and at_share: expected only one of them"),
         ("printed fit_length", "yes", "printed.fit_length: expected true or false"),
-        ("claims 3 level", "yes", "claims (entry 4).level: expected true or false"),
+        ("claims 3 level", True, "claims (entry 4).level: expected a margin above 0, in units of the metric"),
         ("tune", {"grids": {"FAFED": GRID}}, "tune: the key panel is missing"),
         ("tune", {"panel": "low"}, "tune: the key grids is missing"),
         ("tune full grid", {}, "tune.full.grid: unknown key; did you mean 'grids'?"),
@@ -191,6 +192,7 @@ def test_every_value_of_a_file_may_be_something_else(monkeypatch, name):
     papers, content = experiment_module.read_papers(), right
     monkeypatch.setattr(experiment_module, "read_papers", lambda: papers)
     monkeypatch.setattr(experiment_module, "read_file", lambda _: content)
+    monkeypatch.setattr(page_module, "ps_of_paper", lambda folder, paper: {})
     uncached = experiment_module._read_experiment.__wrapped__
     monkeypatch.setattr(experiment_module, "_read_experiment", uncached)
     num_refused = 0
@@ -206,7 +208,7 @@ def test_every_value_of_a_file_may_be_something_else(monkeypatch, name):
             one.points(scale)
             assert not one.tuning(scale) or one.tuning_points(scale)
         if "small" in one.scales and place[0] not in ("differs", "findings"):  # these take time, and are only shown
-            page(one, "small", results, {})
+            page(ROOT, one, "small", results, {})
     assert num_refused > 400
 
 
@@ -251,7 +253,7 @@ def test_the_files_of_the_fixture_are_right(written):
     one, folder, _ = written
     results = read_results(folder, one, "small")
     assert [len(run.records) for run in results.method("high", "FAFED").runs] == [2, 2]
-    assert "## high" in page(one, "small", results, {})
+    assert "## high" in page(folder, one, "small", results, {})
 
 
 @pytest.mark.parametrize(
@@ -337,7 +339,9 @@ def test_a_page_of_runs_that_measured_nothing_says_so(written):
     one, folder, (curves, runs, _) = written
     curves.write_text(",".join([*KEYS, *CURVE_AMOUNTS]) + "\n", encoding="utf-8")
     runs.write_text(runs.read_text(encoding="utf-8").replace("complete,4", "diverged,1"), encoding="utf-8")
-    assert "| FAFED | 2 of 2 diverged | diverged |" in page(one, "small", read_results(folder, one, "small"), {})
+    assert "| FAFED | 2 of 2 diverged | diverged |" in page(
+        folder, one, "small", read_results(folder, one, "small"), {}
+    )
 
 
 @pytest.mark.parametrize(

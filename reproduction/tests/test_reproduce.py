@@ -54,8 +54,8 @@ def names(experiments):
 
 def test_a_page_says_on_how_many_samples_its_curves_were_computed():
     one = next(one for one in EXPERIMENTS if one.name == "zo_figure6")
-    assert "those of at most 2,000 training and test samples" in page(one, "small", Results([], {}), {})
-    assert "samples" not in page(one, "full", Results([], {}), {}).partition("##")[0]
+    assert "those of at most 2,000 training and test samples" in page(RESULTS, one, "small", Results([], {}), {})
+    assert "samples" not in page(RESULTS, one, "full", Results([], {}), {}).partition("##")[0]
 
 
 def test_methods_with_equal_values_share_their_place():
@@ -206,7 +206,7 @@ def test_the_command_of_a_page_has_the_data_the_ranks_and_the_threads_of_its_run
 
     def page_with(data=(), **columns):
         found.runs[:] = [row | columns for row in found.runs]
-        return page(dataclasses.replace(one, data=list(data)), "small", found, {})
+        return page(RESULTS, dataclasses.replace(one, data=list(data)), "small", found, {})
 
     assert f"`{command}`" in page_with(commit="c0ffee", threads="1") and "had been changed" not in page_with()
     assert f"`{command} --data-dir data`" in page_with(["mnist"])
@@ -224,17 +224,17 @@ def test_an_order_names_the_methods_that_diverged(reproduced):
     (methods,) = found.panels.values()
     fafed = next(its for its in methods if its.label == "FAFED")
     fafed.runs[0] = dataclasses.replace(fafed.runs[0], is_complete=False)
-    text = page(one, "small", found, {})
+    text = page(RESULTS, one, "small", found, {})
     assert "; diverged: FAFED with 1 of 2 seeds; too fast.  \n" in text
     assert re.search(r"\| FAFED \| 1 of 2 diverged \| [\d.]+ \| – \|", text), "the mean of the other seed"
 
 
 def test_the_pages_of_attacks_say_what_the_spread_and_the_training_loss_are():
     one = next(one for one in EXPERIMENTS if one.name == "zo_figure2a")
-    text = page(one, "small", read_results(RESULTS, one, "small"), {})
+    text = page(RESULTS, one, "small", read_results(RESULTS, one, "small"), {})
     assert "All seeds attack the same network" in text and "*training loss* is the objective of the attack" in text
     other = next(one for one in EXPERIMENTS if one.name == "fafed_table2_low")
-    text = page(other, "small", read_results(RESULTS, other, "small"), {})
+    text = page(RESULTS, other, "small", read_results(RESULTS, other, "small"), {})
     assert "All seeds attack" not in text and "objective of the attack" not in text
 
 
@@ -250,9 +250,9 @@ def test_the_cost_of_a_run_that_had_been_interrupted_is_not_known(reproduced):
     assert not was_continued(folder, took + 1) and was_continued(folder, took / 2)
     found = read_results(results, read_experiment(file), "small")
     found.runs[0]["cpu_seconds"] = ""
-    assert "; the cost of 1 run is not known |" in page(read_experiment(file), "small", found, {})
+    assert "; the cost of 1 run is not known |" in page(RESULTS, read_experiment(file), "small", found, {})
     found.runs[1]["cpu_seconds"] = ""
-    assert "; the cost of 2 runs is not known |" in page(read_experiment(file), "small", found, {})
+    assert "; the cost of 2 runs is not known |" in page(RESULTS, read_experiment(file), "small", found, {})
 
 
 def test_the_same_command_keeps_what_has_ended_and_repeats_what_has_changed(reproduced):
@@ -587,7 +587,7 @@ def test_committed_pages_are_made_from_the_committed_numbers(one, scale):
         pairs = itertools.product(one.panels, one.figure["metrics"])
         (found,) = [pair for pair in pairs if figure_file(one, *pair) == name]
         figures[found] = name
-    assert page(one, scale, read_results(RESULTS, one, scale), figures) == text
+    assert page(RESULTS, one, scale, read_results(RESULTS, one, scale), figures) == text
 
 
 GRIDS = [(one, scale) for one in RUN for scale in ("small", "full") if grid_path(RESULTS, one.name, scale).is_file()]

@@ -1,0 +1,80 @@
+"""Every method of the five papers on the embedded digits: short runs on data, which ``--check`` makes again."""
+
+import pathlib
+import tempfile
+
+import fedmpi
+from fedmpi.ground.errors import UserError
+from reproduction.csv_files import read_rows, write_tables
+
+ROUNDS = 24
+COMMON = {
+    "task": {"name": "classification", "data": "digits"},
+    "partition": {"name": "dirichlet"},
+    "model": {"name": "mlp", "hidden": 16},
+    "clients": 4,
+    "participation": 0.75,
+    "local_steps": 4,
+    "batch_size": 16,
+    "rounds": ROUNDS,
+    "eval_every": ROUNDS // 4,
+    "dtype": "float64",  # so that another processor's rounding stays small in so short a run
+    "threads": 1,
+    "seed": 7,
+}
+MINMAX = {"task": {"name": "auc", "data": "digits"}, "partition": {"name": "even"}, "participation": 1.0}
+METHODS = {
+    "fafed": ("fedavg", "scaffold", "stem", "fedadam", "fedams", "fafed", "fafed_code", "naive_adaptive_fedavg"),
+    "lamb": ("fedavg", "local_amsgrad", "fed_lamb"),
+    "mom": ("fedavg_m", "scaffold_m", "fedavg_m_vr", "scaffold_m_vr", "mb_storm", "ce_lsgd"),
+    "zo": ("fedzo", "fafedzo"),
+    "auc": ("coda", "codasca", "momentum_local_sgda", "fmgda"),
+}
+# A second moment that falls within the run, so that the maximum of those before matters.
+FORGETTING = dict.fromkeys(("local_amsgrad", "fed_lamb"), {"second_moment_decay": 0.5})
+FORGETTING["fedams"] = {"second_moment_decay": 0.5, "option": 2, "epsilon": 1e-3}
+COLUMNS = ("paper", "method", "round", "metric", "value")
+
+
+def measure(paper, method):
+    """Rows of `COLUMNS`, all as text, of a method: its metrics at four rounds."""
+    settings = COMMON | (MINMAX if paper == "auc" else {})
+    with tempfile.TemporaryDirectory() as folder:
+        algorithm = {"name": method, **FORGETTING.get(method, {})}
+        run = fedmpi.train(algorithm=algorithm, out=folder, name="it", **settings)
+        return [
+            {"paper": paper, "method": method, "round": str(record["round"]), "metric": name, "value": f"{value:.10g}"}
+            for record in run.metrics
+            for name, value in record.items()
+            if name in ("train_loss", "accuracy", "auc")
+        ]
+
+
+def path_of(results):
+    """The CSV file of the committed values."""
+    return pathlib.Path(results) / "digits.csv"
+
+
+def write(results):
+    """Make all runs, and write the file; returns its path."""
+    rows = [row for paper, methods in METHODS.items() for method in methods for row in measure(paper, method)]
+    write_tables((path_of(results), COLUMNS, rows))
+    return path_of(results)
+
+
+def pairs(results, paper, method):
+    """(what, the committed value, the value of a new run) of a method, as text.
+
+    Raises:
+        UserError: if the file lacks it.
+    """
+    known = {tuple(row[key] for key in COLUMNS[:-1]): row["value"] for row in read_rows(path_of(results), COLUMNS)}
+    found = {tuple(row[key] for key in COLUMNS[:-1]): row["value"] for row in measure(paper, method)}
+    if not found.keys() <= known.keys():
+        raise UserError(f"{path_of(results)}: lacks {method}: restore it (git checkout)")
+    for key, value in found.items():
+        yield f"{key[1]}: {key[3]} after round {key[2]}", known[key], value
+
+
+if __name__ == "__main__":
+    print(write(pathlib.Path(__file__).parent / "results"))
