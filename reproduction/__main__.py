@@ -72,7 +72,7 @@ def make_parser():
         "--seeds",
         type=_seeds,
         metavar="N,N",
-        help="seeds of every method; default: those of the file",
+        help="seeds of every method; default: those of the file, or 0,1,2",
     )
     words = "keep what --results has, if it was made with the settings of these runs, and make only the rest"
     add("--add", action="store_true", help=words)
@@ -189,7 +189,7 @@ def _reproduce(one, options, how):
         return
     scale = options.scale
     points, folder = one.points(scale), how.out / one.name / scale
-    planning = plan_runs(one.first_run(scale), points, options.seeds or one.seeds, folder, how)
+    planning = plan_runs(one.first_run(scale), points, options.seeds or one.seeds or [0, 1, 2], folder, how)
     if options.add:
         num_planned = len(planning.plan.runs)
         planning = left_to_make(options.results, one, scale, planning)

@@ -78,12 +78,13 @@ def _minute(folder, experiments, found):
         ]
         words = re.sub("{value:(.*?)}", lambda its: _value(folder, its[1]), paper["minute"])
         lines.append(f"* **{paper['name']}.** {words} Comparisons confirmed: {_counts(rows)}.")
-    sizes = collections.Counter()
+    sizes = dict.fromkeys([*SCALES, ""], 0)
     for one in experiments:
         made = [scale for scale in SCALES if one.shows and read_results(folder, one, scale)]
         sizes[made[-1] if made else ""] += one.shows
     total = sum(paper["panels"] for paper in read_papers().values())
-    return [*lines, PANELS.format(total=total, never=total - sum(sizes[scale] for scale in SCALES), **sizes)]
+    total, made = sum(paper["panels"] for paper in read_papers().values()), sum(sizes[scale] for scale in SCALES)
+    return [*lines, PANELS.format(total=total, never=total - made, **sizes)]
 
 
 def _value(folder, place):
@@ -92,9 +93,8 @@ def _value(folder, place):
     (one,) = find_experiments([name])
     its = read_results(folder, one, scale)
     runs = its.method(panel, method).runs if its else []
-    return (
-        "–" if not runs else format_metric(statistics.fmean(late(run, one.metric) for run in runs if run.is_complete))
-    )
+    values = [late(run, one.metric) for run in runs if run.is_complete]
+    return format_metric(statistics.fmean(values)) if values else "–"
 
 
 def _in_short(experiments, found):
