@@ -22,7 +22,8 @@ ELSEWHERE = {
 ORDER = (
     "index", "coming_from", "data", "personal", "baselines", "own_task", "own_loop", "fine_tuning", "python", "api",
     "which_method", "algorithms", "periods", "objectives", "settings", "sweeps", "reports", "papers", "theory",
-    "reproduction", "cluster", "checkpoints", "failures", "aggregation", "privacy", "gpu", "speed", "how_it_works", "core",
+    "reproduction", "cluster", "checkpoints", "failures", "aggregation", "privacy", "gpu", "speed", "how_it_works",
+    "core",
 )  # fmt: skip
 LAST = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 
