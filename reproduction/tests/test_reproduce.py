@@ -150,7 +150,7 @@ def test_the_page_shows_what_the_csv_file_contains(reproduced):
     for method, printed in (("FedAvg", 0.5), ("FAFED", 0.25)):
         values = [float(row["distance"]) for row in last if row["method"] == method]
         mean, deviation = statistics.fmean(values), statistics.stdev(values)
-        further = format_metric(mean, 12.71 * math.sqrt(1.5) * deviation).split(" ± ")[1]  # Student's t, 2 seeds
+        further = format_metric(mean, 12.7062047 * math.sqrt(1.5) * deviation).split(" ± ")[1]  # Student's t, 2 seeds
         row = (
             f"| {method} | 2 | {format_metric(mean, deviation)} | ± {further} | {printed:.2f} | {mean - printed:+.4f} |"
         )
