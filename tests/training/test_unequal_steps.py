@@ -1,6 +1,5 @@
 """The line about unequal numbers of local steps, which change the objective of most methods."""
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -49,16 +48,11 @@ def test_it_is_said_where_it_is_true(tmp_path, capfd, name, settings, is_said):
     assert ("where the rounds end is not the minimum of the mean loss" in said) == is_said
 
 
-def end(cls, **settings):
-    """Where clients with f_0 = ½ x² and f_1 = ½ (x - 1)², 1 and 10 steps a round, and weights 10 and 1 end."""
-    algorithm = cls(step_size=0.01, **settings)
-    trace = fedmpi.simulate(algorithm, lambda i, x, s: x - i, [0.5], 2, 2000, [1, 10].__getitem__, weights=[10, 1])
-    return trace[-1]["rows"]["x"][0, 0]
-
-
-@pytest.mark.parametrize("name", KEEP_OBJECTIVE)
+@pytest.mark.parametrize("name", ["fedavg", *KEEP_OBJECTIVE])
 def test_these_end_at_the_minimum_of_the_weighted_loss(name):
-    cls = known(fedmpi.algorithms, Algorithm)[name]
-    tolerance = 0.005 if name == "fednova" else 1e-3  # of its step size: it is exact for small ones
-    np.testing.assert_allclose(end(cls), 1 / 11, atol=tolerance)
-    assert end(known(fedmpi.algorithms, Algorithm)["fedavg"]) > 0.4
+    """Clients with f_0 = ½ x² and f_1 = ½ (x - 1)², 1 and 10 steps a round, and weights 10 and 1."""
+    algorithm = known(fedmpi.algorithms, Algorithm)[name](step_size=0.01)
+    rounds = 2000 if name == "feddyn" else 600
+    trace = fedmpi.simulate(algorithm, lambda i, x, s: x - i, [0.2], 2, rounds, [1, 10].__getitem__, weights=[10, 1])
+    distance = abs(trace[-1]["rows"]["x"][0, 0] - 1 / 11)
+    assert distance > 0.3 if name == "fedavg" else distance < 0.005  # fednova's is exact for small steps only
