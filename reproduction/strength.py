@@ -1,6 +1,7 @@
 """How strong an outcome is: p and interval of each lead, Holm's correction, the length of the runs, and guessing."""
 
 import dataclasses
+import functools
 import math
 import statistics
 
@@ -8,9 +9,9 @@ import scipy.stats
 
 from fedmpi.runs.record import less_is_better, title
 from reproduction.claims import CONFIRMED, CONTRADICTED, NOT_TESTED, UNDECIDED, outcomes, quantile, spread
-from reproduction.experiment import find_experiments
+from reproduction.experiment import FOLDER, find_experiments, state_of
 from reproduction.leads import direction
-from reproduction.results import read_results
+from reproduction.results import paths, read_results
 
 # At full length by the mild rule alone: p is not small enough, or the seeds are too few.
 AHEAD, BEHIND = "ahead", "behind"
@@ -85,8 +86,16 @@ def _p_or_sure(leads):
 def ps_of_paper(folder, paper):
     """(name of an experiment, scale) -> p of each of its outcomes, None where there is none, of a paper's experiments.
 
-    `folder`: of the results.
+    `folder`: of the results. They are computed again only if a file has changed.
     """
+    experiments = tuple(find_experiments([paper]))
+    files = [path for one in experiments for scale in one.scales for path in paths(folder, one, scale)]
+    files += [FOLDER / f"{one.name}.yaml" for one in experiments]
+    return _ps_of_paper(folder, paper, tuple(map(state_of, files)))
+
+
+@functools.lru_cache(maxsize=16)
+def _ps_of_paper(folder, paper, states):
     found = {}
     for one in find_experiments([paper]):
         for scale in one.scales:
