@@ -76,7 +76,10 @@ class Reproducible(Aggregation):
         """The mean of one client of each rank, in a slice."""
         of_ranks = (client for rank in self.link.members for client in self.clients_of_ranks[rank])
         weights = [self.weights[client] for client in of_ranks if client in self.weights]
-        mean, place = torch.empty_like(slices[0]), slices.place
+        place = slices.place
+        if not len(slices):  # all that take part are lost; the round is made again
+            return torch.zeros(place.stop - place.start, dtype=self.layout.dtype, device=self.layout.device)
+        mean = torch.empty_like(slices[0])
         values = [(weight, vector.numpy()) for weight, vector in zip(weights, slices, strict=True)]
         for piece, unit in self._pieces(place.start, place.stop):
             here = slice(piece.start - place.start, piece.stop - place.start)
