@@ -355,6 +355,7 @@ DOORS = {
     "statistics": lambda name: data_main(["statistics", silos()]),
     "doctor of silos": lambda name: doctor(["--out", str(OUT), "--data", silos(), "--task.metrics", "f1"]),
     "dealt again": run("--partition.redeal", "true"),
+    "tracked": run("--data", silos, "--track", "tensorboard"),
     "resumed": resumed,
     "evaluate": measured,
     "doctor": lambda name: doctor(["--out", str(OUT)]),
