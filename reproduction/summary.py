@@ -16,7 +16,7 @@ from reproduction.claims import (
     outcomes,
 )
 from reproduction.experiment import SCALES, find_experiments, read_papers
-from reproduction.front import beside, claims_table, front, verdict_of
+from reproduction.front import beside, claims_table, front, printed, verdict_of
 from reproduction.length import summary_rows
 from reproduction.page import bold, plain_table, prose
 from reproduction.results import grid_path, read_results
@@ -146,6 +146,8 @@ def _comparisons(folder, experiments, found):
         *claims_table(folder, experiments, found),
         *_counts(experiments, found),
         *_fitted(folder, experiments),
+        " ".join(printed(folder, experiments)[1]),
+        "",
     ]
     for key, paper in read_papers().items():
         of_paper = [one for one in experiments if one.paper == key]
