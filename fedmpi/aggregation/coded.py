@@ -59,7 +59,8 @@ class MeanOfWords(Aggregation):
             AgreedUserError: on all ranks, if they have not.
         """
         first, *others = self.link.allgather([number], "machinery")[:, 0].astype(int).tolist()
-        if other := next((other for other in others if other != first), None):
+        other = next((other for other in others if other != first), first)
+        if other != first:
             raise AgreedUserError(
                 f"{self.called}: encode returned {other} words on one rank, and {first} on another: expected as many "
                 "of each client, since their words are added",

@@ -250,9 +250,11 @@ def test_random_k_sends_the_start_whole(name):
     assert (start["v"][0] > 0).all() and abs(trace[-1]["rows"]["x"]).max() < 3
 
 
-@pytest.mark.parametrize("first", [1, 4])
-def test_ranks_that_write_other_numbers_of_words_end_in_one_line(first, tmp_path):
-    ended = start(2, PROGRAMS / "uneven_codec.py", tmp_path, first)
+@pytest.mark.parametrize(("first", "number"), [(1, 6), (4, 6), (1, 0)])
+def test_ranks_that_write_other_numbers_of_words_end_in_one_line(first, number, tmp_path):
+    ended = start(2, PROGRAMS / "uneven_codec.py", tmp_path, first, number)
     assert ended.returncode
-    expected = "aggregation mean in codec uneven: encode returned 6 words on one rank, and 5 on another: expected"
+    expected = (
+        f"aggregation mean in codec uneven: encode returned {number} words on one rank, and 5 on another: expected"
+    )
     assert expected in ended.stderr

@@ -1,4 +1,4 @@
-"""A linear codec that writes more words on rank 1: uneven_codec.py FOLDER FROM, from the FROM-th time on."""
+"""A codec that writes 5 words, from the FROM-th time on NUMBER on rank 1: uneven_codec.py FOLDER FROM NUMBER."""
 
 import dataclasses
 import sys
@@ -9,7 +9,7 @@ from mpi4py import MPI
 import fedmpi
 from fedmpi.aggregation.codecs import Codec
 
-FROM = int(sys.argv[2])
+FROM, NUMBER = map(int, sys.argv[2:])
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -21,7 +21,7 @@ class Uneven(Codec):
 
     def encode(self, moves):
         self.times += 1
-        return moves[: 5 + MPI.COMM_WORLD.rank * (self.times >= FROM)].clone()
+        return moves[: NUMBER if MPI.COMM_WORLD.rank and self.times >= FROM else 5].clone()
 
     def decode(self, words):
         return torch.cat([words, torch.zeros(self.layout.dim - len(words))])
