@@ -8,9 +8,9 @@ from setuptools import find_packages, setup
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "fedmpi/ground/version.py").read_text(encoding="utf-8")).group(1)
 DOCS = [
-    "mkdocs>=1.6,<2",  # the pages
-    "mkdocs-material>=9.5",  # their look
+    "zensical==0.0.70",  # the pages; the version with which they were looked at
     "mkdocstrings-python>=1.10",  # the page of what a program may use, from the docstrings
+    "ruff>=0.6",  # breaks the lines of long signatures on it
 ]
 
 setup(
@@ -67,7 +67,7 @@ setup(
         "formats": ["pyarrow>=14", "openpyxl>=3.1", "pydicom>=3.0", "nibabel>=5.0", "pillow>=10.0"],
         # Fine-tuning by Hugging Face's tools: fedmpi.huggingface, docs/fine_tuning.md
         "huggingface": ["transformers>=5.0", "peft>=0.18", "accelerate>=1.10"],
-        "lightning": ["lightning>=2.5"],  # for the recipe in docs/fine_tuning.md
+        "lightning": ["lightning>=2.5"],  # for the recipe in docs/recipes.md
         "completion": ["shtab>=1.6"],  # completion of the commands in a shell
         # Tests compare with these and are skipped without; they may replace torch, see CONTRIBUTING.md.
         "peers": [
@@ -82,7 +82,9 @@ setup(
             "peft",
             "accelerate",
             "lightning",
+            "torchdata",
             "torchft",
+            "trl",
         ],
         "docs": DOCS,
         "dev": [

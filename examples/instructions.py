@@ -6,11 +6,13 @@ Every text is an instruction, six symbols and the answer, one symbol: the first,
 the one after the first. Each silo knows one of these tasks. A tenth of the answers is wrong, as people are. A tiny
 random GPT-2 stands for the pre-trained model. The program prints the loss of the answers of all tasks in new texts: of
 the adapter that the silos have trained together, of one that has been trained on the data of all silos in one place
-(as many steps, each with the samples of all silos), and of one that rank 0 has trained alone. It needs transformers
-and peft: pip install 'fedmpi[huggingface]'
+(as many steps, each with the samples of all silos), and of one that rank 0 has trained alone. Settings of the callback
+may follow, as JSON: '{"every": 10}'. It needs transformers and peft: pip install 'fedmpi[huggingface]'
 """
 
+import json
 import logging
+import sys
 import warnings
 
 import torch
@@ -60,7 +62,7 @@ def main():
     warnings.simplefilter("ignore")
     silo = MPI.COMM_WORLD.rank
     own = texts(silo, 2000, seed=0)
-    federation = FederatedCallback(every=2, exchange=("exp_avg", "exp_avg_sq"))
+    federation = FederatedCallback(**json.loads((*sys.argv, "{}")[1]))
     federated = tuned(own, 16, [federation])
     if silo == 0:  # the others have ended
         pooled = tuned([text for task in range(len(TASKS)) for text in texts(task, 2000, seed=0)], 16 * len(TASKS))

@@ -24,7 +24,7 @@ from fedmpi.comm.start.launch import hide_launcher
 from fedmpi.comm.start.process import started_by
 from fedmpi.federation.nested import flatten, unflatten
 from fedmpi.ground.errors import UserError, attempt
-from fedmpi.ground.text import Log
+from fedmpi.ground.text import Log, format_bytes
 from fedmpi.own_loop.average import average
 from fedmpi.own_loop.join import join
 from fedmpi.runs.checkpoints.files import Damaged, read_state, write_state
@@ -33,9 +33,15 @@ hide_launcher()
 if started_by()[1] > 1:
     close_link(open_link())  # ranks that have met hear of one that ends
 try:
+    import accelerate  # noqa: F401  without it, transformers has a placeholder of Trainer
     from transformers import Trainer, TrainerCallback
 except ModuleNotFoundError as error:
-    raise UserError(f"fedmpi.huggingface needs {error.name}: pip install 'fedmpi[huggingface]'") from None
+    missing: BaseException = error
+    while missing.__cause__ and not getattr(missing, "name", None):  # transformers says that Trainer cannot be imported
+        missing = missing.__cause__
+    needed = getattr(missing, "name", None)
+    text = f"needs {needed}: pip install 'fedmpi[huggingface]'" if needed else f"cannot import transformers: {missing}"
+    raise UserError(f"fedmpi.huggingface {text}") from None
 
 __all__ = ["FederatedCallback", "FederatedTrainer"]
 log = Log(__name__)
@@ -46,20 +52,26 @@ CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 MEASURED = re.compile(r"epoch|.*_(runtime|per_second|time)")  # metrics that each rank keeps for itself
 OF_TRAINER = {"step_size": "learning_rate", "clip_norm": "max_grad_norm", "weight_decay": "weight_decay"}
 EQUAL = ("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "save_only_model", "eval_on_start")
+OF_STEPS = ("max_grad_norm", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 TINY = 1e-30  # the step size that stands for 0, with which a warm-up begins
 
 
 class FederatedCallback(TrainerCallback):
-    """Let all ranks average the model of a `transformers.Trainer` every few optimizer steps.
+    """Let all ranks of a `transformers.Trainer` train one model.
 
-        trainer = Trainer(model, args, train_dataset=data, callbacks=[FederatedCallback(every=10)])
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[FederatedCallback()])
 
-    All ranks make the Trainer with the callback, and call `train`, with the same `max_steps`. Between the two, what an
+    All ranks make the Trainer with the callback, and call `train`, with the same `max_steps`. During training, what an
     evaluation has measured becomes the mean over the ranks, so that all of them choose the same best model and stop
     together. Trainer's own checkpoints contain the state of the federation.
 
     Args:
-        every: q, optimizer steps between two averages; accumulated batches count as one.
+        every: None: in each step the gradients are averaged before they are clipped (`max_grad_norm`): the training is
+            that of one process with the batches of all ranks. Or q, optimizer steps between two averages of the model.
+            Accumulated batches count as one step.
+        weight: > 0, of this rank in every average; None: its number of samples (1 if a rank has a stream). With `every`
+            = None and a loss that is a mean over labels, as Trainer makes it for language models, that number times the
+            labels of a sample in this step: the average is the mean over the labels of all ranks, too.
         exchange, outer, settings: as `fedmpi.average` takes them.
 
     Attributes:
@@ -68,20 +80,30 @@ class FederatedCallback(TrainerCallback):
 
     def __init__(
         self,
-        every: int = 10,
+        every: int | None = None,
         exchange: str | Iterable[str] = (),
         outer: Literal["none", "momentum", "nesterov", "adam"] = "none",
+        weight: float | None = None,
         **settings: Any,
     ) -> None:
-        self._settings = {"every": every, "exchange": exchange, "outer": outer, **settings}
+        self._settings = {"every": every, "exchange": exchange, "outer": outer, "weight": weight, **settings}
         self._is_training = self._has_folder = False
+        self._clip_norm: Any = None  # Trainer's, during a step
+        self._counter: _Counter | None = None  # if steps are weighed by their labels, as far as is known
+        self._hook: Any = None  # by which it sees the batches of a step
         self.fed: Any = None
 
-    def _open(self, args: Any, model: torch.nn.Module, optimizer: Any) -> Any:
-        return average(model, optimizer, **self._settings)
+    def _open(self, args: Any, model: torch.nn.Module, optimizer: Any, weight: float) -> Any:
+        return average(model, optimizer, **{**self._settings, "weight": weight})
+
+    @property
+    def _steps(self) -> Any:
+        """Optimizer steps between two averages of the model; None: it is the gradients that are averaged."""
+        return self._settings["every"]
 
     def _after_step(self) -> None:
-        self.fed.step()
+        if self._steps:
+            self.fed.step()
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Give each rank an output folder of its own, and let all ranks find the same last checkpoint."""
@@ -114,7 +136,8 @@ class FederatedCallback(TrainerCallback):
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **others: Any
     ) -> None:
         saved: dict[str, Any] = {}
-        per_epoch = _steps_per_epoch(args, others.get("train_dataloader"))
+        loader = others.get("train_dataloader")
+        per_epoch = _steps_per_epoch(args, loader)
         with self._link() as link:
             texts = {"max_steps": str(state.max_steps), "the step to begin with": str(state.global_step)}
             check_equal(link, texts, "expected the same on all ranks: choose max_steps, and the same checkpoint")
@@ -122,13 +145,21 @@ class FederatedCallback(TrainerCallback):
             for name in ("eval", "save"):
                 texts[f"{name}_strategy"] = _when(args, state, name, per_epoch)
             check_equal(link, texts, "expected the same on all ranks, such as a number of steps")
+            if self._steps is None:
+                check_equal(link, _settings_of_steps(args, optimizer), "expected the same steps on all ranks")
             agree(link, lambda: self._check(args, state, per_epoch))
             agree(link, lambda: _check_saver(args, state, link.rank))
+            samples = link.allgather([_samples(loader)], "weights")[:, 0].tolist()
             if state.global_step:
                 saved = agree(link, lambda: _read(pathlib.Path(args.output_dir, f"checkpoint-{state.global_step}")))
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if saved else []
         before = [parameter.detach().clone() for parameter in trained]
-        self.fed = self._open(args, model, optimizer)
+        weight = self._settings.get("weight")
+        if weight is None:
+            weight = samples[link.rank] if all(samples) else 1.0
+        self.fed = self._open(args, model, optimizer, weight)
+        if link.rank == 0:
+            self._say(samples)
         if saved:
             self.fed.load_state_dict(saved)
             if not all(map(torch.equal, before, trained)):
@@ -136,20 +167,75 @@ class FederatedCallback(TrainerCallback):
                     f"{args.output_dir}/checkpoint-{state.global_step}: its {STATE} belongs to another model than "
                     "Trainer has loaded: expected a checkpoint in output_dir"
                 )
-        self._is_training = True
+        self._is_training, self._clip_norm = True, args.max_grad_norm
+        is_weighed = self._steps is None and self._settings.get("weight") is None
+        self._counter = _Counter() if is_weighed else None
+
+    def _say(self, samples: list[float]) -> None:
+        """Say what has been chosen, and what it costs; `samples` of all ranks, 0: unknown."""
+        steps, size = self._steps, format_bytes(self.fed.federation.store.block.nbytes)
+        chosen = "the gradients are averaged in each step" if steps is None else f"an average after every {steps} steps"
+        hint = " (every=10 averages the model after every 10 steps instead)" if steps is None else ""
+        weights = "equal, as a rank does not know its number of samples"
+        if all(samples):
+            weights = f"numbers of samples ({min(samples):.0f} to {max(samples):.0f})"
+        if steps is None:
+            weights += ", times the labels of a sample where the loss is a mean over labels"
+        if self._settings.get("weight") is not None:
+            weights = "as given"
+        log.warning(f"{chosen}: {size} per rank and average{hint}; weights: {weights}")
 
     def _check(self, args: Any, state: Any, per_epoch: int | None) -> None:
         """Raise UserError if Trainer was made without the callback, or the best model could be no average."""
         if not self._has_folder:
             raise UserError("FederatedCallback was added to a Trainer: expected Trainer(..., callbacks=[...]) with it")
-        every = self._settings.get("every") or self._settings.get("local_steps", 10)
-        if args.load_best_model_at_end:
+        for name in ("model", "optimizer"):
+            if name in self._settings:
+                raise UserError(f"{name}: Trainer's own is used: leave it out of the arguments of the federation")
+        every = self._steps
+        if every is None and args.fp16:
+            raise UserError("fp16 = True: scaled losses have scaled gradients: expected bf16, or every=10, say")
+        if args.load_best_model_at_end and isinstance(every, int):
             steps = state.eval_steps if str(args.eval_strategy.value) == "steps" else per_epoch
-            if steps and steps % every:
+            if steps and every and steps % every:
                 raise UserError(
                     f"load_best_model_at_end: there is an evaluation every {steps} steps and an average every {every}: "
                     "expected a multiple, so that the best model is an average"
                 )
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self._steps is None and self._clip_norm:
+            args.max_grad_norm = math.inf  # until the gradients are those of all ranks, Trainer computes the norm only
+        if self._counter is not None:  # only within a step, so that what is saved after it has no hook
+            self._counter.labels, self._counter.samples = None, 0
+            self._hook = model.register_forward_pre_hook(self._counter, with_kwargs=True)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self._steps is None:
+            args.max_grad_norm = self._clip_norm
+            self._weigh([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+            self.fed.step()
+            if self._clip_norm:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), self._clip_norm)
+
+    def _weigh(self, gradients: list[torch.Tensor]) -> None:
+        """Multiply this rank's gradients by its labels per sample, divided by those of all ranks. Collective.
+
+        Raises:
+            UserError: on every rank, if only some of them take a mean over labels.
+        """
+        counter = self._counter
+        if counter is None:
+            return
+        self._hook.remove()
+        is_known = counter.labels is not None and counter.samples > 0
+        labels = float(counter.labels) / counter.samples if is_known else 0.0
+        mean, known = self.fed.mean(torch.tensor([labels, is_known], dtype=torch.float64)).tolist()
+        if 1e-9 < known < 1 - 1e-9:
+            raise UserError("labels: only some ranks' batches have labels: expected the same kind on all, or a weight")
+        self._counter = counter if known > 0 else None
+        for gradient in gradients if mean > 0 else ():
+            gradient.mul_(labels / mean)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._after_step()
@@ -170,6 +256,8 @@ class FederatedCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._is_training = False
+        if self._hook is not None:
+            self._hook.remove()
         self.fed.finish()
 
     @contextlib.contextmanager
@@ -178,6 +266,18 @@ class FederatedCallback(TrainerCallback):
         link = open_link(self._settings.get("comm"), self._settings.get("timeout", TIMEOUT))
         yield link
         close_link(link)  # after an error it stays open: then the error is one line, and ends all ranks
+
+
+class _Counter:
+    """A hook of a model that counts the samples of a step, and notes over how many labels Trainer takes the mean."""
+
+    labels: Any = None  # None: Trainer does not say it
+    samples = 0
+
+    def __call__(self, model: torch.nn.Module, inputs: Any, named: Mapping[str, Any]) -> None:
+        self.labels = named.get("num_items_in_batch")
+        tensors = [one for one in (*inputs, *named.values()) if isinstance(one, torch.Tensor) and one.dim()]
+        self.samples += len(tensors[0]) if tensors else 0
 
 
 class FederatedTrainer(Trainer):
@@ -233,9 +333,13 @@ class _Joining(FederatedCallback):
         super().__init__()
         self._settings = {"local_steps": 10, **federation}
 
-    def _open(self, args: Any, model: torch.nn.Module, optimizer: Any) -> Any:
+    @property
+    def _steps(self) -> Any:
+        return self._settings["local_steps"]
+
+    def _open(self, args: Any, model: torch.nn.Module, optimizer: Any, weight: float) -> Any:
         given = {"step_size": max(TINY, optimizer.param_groups[0]["lr"]), "clip_norm": args.max_grad_norm or None}
-        return join(model, **given, weight_decay=args.weight_decay, **self._settings)
+        return join(model, **given, weight_decay=args.weight_decay, **{**self._settings, "weight": weight})
 
     def _after_step(self) -> None:
         """`training_step` has made it."""
@@ -272,6 +376,23 @@ def _steps_per_epoch(args: Any, loader: Any) -> int | None:
     except TypeError:  # a stream
         return None
     return math.ceil(batches / int(args.gradient_accumulation_steps))
+
+
+def _settings_of_steps(args: Any, optimizer: Any) -> dict[str, str]:
+    """What must be the same on all ranks for them to make the same step of one gradient."""
+    found = {name: str(getattr(args, name)) for name in OF_STEPS}
+    found["optimizer"] = type(getattr(optimizer, "optimizer", optimizer)).__name__  # without accelerate's wrapper
+    for number, group in enumerate(optimizer.param_groups):
+        found |= {f"{name} of parameter group {number}": str(group[name]) for name in group if name != "params"}
+    return found
+
+
+def _samples(loader: Any) -> int:
+    """Samples of this rank's data; 0: unknown."""
+    try:
+        return len(loader.dataset)
+    except (TypeError, AttributeError):  # a stream
+        return 0
 
 
 def _when(args: Any, state: Any, name: str, per_epoch: int | None) -> str:

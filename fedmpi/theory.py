@@ -100,8 +100,11 @@ def fafed(
     c = (L / rho) ** 2 * (1 / (12 * q * N**2) + 60 / (b * N))
     algorithm = _recursive(rho * h, W, c, schedule, step_scale, weight_scale) | {"epsilon": float(rho)}
     warnings = []
-    if c > SAFE * 120 * L**2 / (b * N * rho ** (1 if printed else 2)):
-        warnings.append(f"c = {c:.6g} is above its limit 120 L²/(b N ρ²): expected b <= 720 q N = {720 * q * N}")
+    limit, largest = 120 * L**2 / (b * N * rho ** (1 if printed else 2)), 720 * q * N * (2 * rho - 1 if printed else 1)
+    if c > SAFE * limit:
+        form = "720 q N (2 ρ - 1)" if printed else "720 q N"
+        words = f"c = {c:.6g} is above its limit 120 L²/(b N {'ρ), as printed' if printed else 'ρ²)'}, {limit:.6g}"
+        warnings.append(f"{words}: expected " + (f"b <= {form} = {largest:.6g}" if largest > 0 else "ρ > 0.5"))
     if T < N**2:
         warnings.append(f"T = {T}: Remark 1 needs at least N² = {N**2}")
     bound, derived = None, {"h_bar": h, "W": W, "c": c} | _plateau(rho * h, W, c)

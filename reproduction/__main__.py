@@ -27,7 +27,7 @@ from reproduction.results import (
     read_results,
     write_results,
 )
-from reproduction.running import ON_GPU, How, emit_slurm, make, plan_runs
+from reproduction.running import ON_GPU, How, emit_slurm, facts, make, plan_runs
 from reproduction.summary import PAGES, cost, state, write_summary
 from reproduction.tuning import COLUMNS as GRID_COLUMNS
 
@@ -167,6 +167,11 @@ def _agree(options, arguments):
         _reproduce(one, its, _how(its, arguments))
 
     if options.check:
+        its = facts()
+        print(
+            f"here: commit {its['commit']}, {its['processor']}, torch {its['torch']}, Python {its['python']}",
+            flush=True,
+        )
         rows = agree.check(options.results, reproduce)
     else:
         rows = agree.compare(find_experiments(options.what or ["all"]), options.results, options.compare)
@@ -185,7 +190,7 @@ def _reproduce(one, options, how):
     if options.tune:
         from reproduction.tuning import tune
 
-        tune(one, options.scale, options.seeds, options.results, how)
+        tune(one, options.scale, options.seeds, options.results, how, options.add)
         return
     scale = options.scale
     points, folder = one.points(scale), how.out / one.name / scale
@@ -221,7 +226,7 @@ def _check_together(options):
     given = [
         name for name in ("list", "check", "compare", "pages", "tune", "emit_slurm", "add") if getattr(options, name)
     ]
-    allowed = given == ["emit_slurm", "add"]
+    allowed = given in (["emit_slurm", "add"], ["tune", "add"])
     if len(given) > 1 and not allowed:
         one, other = (f"--{name.replace('_', '-')}" for name in given[:2])
         raise UserError(f"{other}: has no meaning together with {one}: give one of them")

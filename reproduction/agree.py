@@ -12,7 +12,7 @@ from fedmpi.cli.comparison import Spread
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import table
 from fedmpi.runs.record import title
-from reproduction import digits, orders
+from reproduction import digits, manifest, orders
 from reproduction.claims import late, num_diverged, outcomes, quantile
 from reproduction.experiment import SCALES, find_experiments
 from reproduction.results import read_results
@@ -115,8 +115,8 @@ def _orders(experiment, committed, other):
 
 
 def check(results, reproduce):
-    """Rows as of `compare`, of runs made again with the same seeds: two problems, short runs of the orders, and every
-    method on the digits.
+    """Rows as of `compare`: the manifest, and runs made again with the same seeds: two problems, short runs of the
+    orders, and every method on the digits.
 
     Args:
         results: folder of the committed results. reproduce: `reproduce(experiment, folder)` makes the runs.
@@ -135,7 +135,16 @@ def check(results, reproduce):
                 agrees = np.allclose(found, here, rtol=EXACT)
                 what = f"{line.method}: mean square gradient norm, R = {size}"
                 rows.append((one.name, what, f"{here.mean():.6g}", f"{found.mean():.6g}", bool(agrees)))
-    return rows + [row for paper, methods in digits.METHODS.items() for row in on_digits(results, paper, methods)]
+    rows += [row for paper, methods in digits.METHODS.items() for row in on_digits(results, paper, methods)]
+    return of_manifest(results) + rows
+
+
+def of_manifest(results):
+    """Rows as of `compare`, of the files that are not as the manifest says; one row if all are."""
+    files = manifest.differences(results)
+    found = [("manifest", name, listed[:12] or "none", there[:12] or "none", False) for name, listed, there in files]
+    number = len(manifest.entries(results))
+    return found or [("manifest", "files of numbers with their hashes", str(number), str(number), True)]
 
 
 def on_digits(results, paper, methods):

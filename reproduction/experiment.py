@@ -2,8 +2,8 @@
 
 An experiment that trains nothing (a table of proved rates, of layers) has `title`, `paper`, `place` and `not_run`, the
 reason. One with `orders`, a list of methods, is a table of proved rates, which is measured (see
-`reproduction.orders`), with `unmeasured`, which of the table's rows are not, and `beside`, the methods that the paper's
-claim is not about. Every other one has
+`reproduction.orders`), with `unmeasured`, which of the table's rows are not, `beside`, the methods that the paper's
+claim is not about, and `controls`: method -> an exponent that it does not have. Every other one has
 
     title, paper, place, question:  what it shows, and where the paper shows it.
     data:      names of the data files that it needs.
@@ -34,10 +34,12 @@ claim is not about. Every other one has
                rounds. A claim has at most one of reaches, than, worse_than, all_at_share, saves, calmer, and level or
                at_share. best_so_far: true if the paper's figure shows the best value so far; it is compared instead of
                the last tenth's mean (alone, with than or level).
-    tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method. What
-               is best is in the preset, or for runs as short as those of the small scale, in its `tuned`. With a key
-               full, settings or grids of longer runs, that --tune --scale full tries instead; the preset has the best,
-               or where it belongs to other runs, too, `tuned` of the full scale.
+    tune:      panel, settings, seeds, and grids: method -> setting -> values; as many points for each method, or a
+               sentence in `unequal` that says why not. What is best is in the preset, or for runs as short as those of
+               the small scale, in its `tuned`. With a key full or mlp, settings or grids of longer runs, that --tune
+               tries instead at that scale; the preset has the best, or where it belongs to other runs, too, `tuned` of
+               the scale. metric: by which is chosen, the mean over the last tenth of the rounds; default: one on
+               held-out data. Tasks without these have train_loss (of an attack, its objective).
     untuned:   a sentence: where the step sizes come from, if there is no `tune`.
     cpu_hours: of the full scale, one seed: gradients times the measured time of one.
     differs:   list of sentences: what differs from the paper, and why.
@@ -98,7 +100,14 @@ WHEN = (
 TRUTH = (lambda value: isinstance(value, bool), "true or false")
 SETTINGS = {ANY: ANYTHING}
 GRIDS = {ANY: {ANY: [ANYTHING, ...]}}
-TUNE = {"panel": TEXT, "settings": SETTINGS, "seeds": [SEED, ...], "metric": TEXT, "grids": GRIDS}
+TUNE = {
+    "panel": TEXT,
+    "settings": SETTINGS,
+    "seeds": [SEED, ...],
+    "metric": TEXT,
+    "grids": GRIDS,
+    "unequal": SENTENCE,
+}
 SCALE = {
     "says": TEXT,
     "settings": SETTINGS,
@@ -133,6 +142,7 @@ SHAPE = {
     "orders": [TEXT, ...],
     "unmeasured": TEXT,
     "beside": [TEXT],
+    "controls": {ANY: NUMBER},
     "data": [TEXT],
     "settings": SETTINGS,
     "panels": {ANY: SETTINGS},
@@ -150,7 +160,7 @@ SHAPE = {
     "shows": (lambda value: type(value) is int and value > 0, "a whole number above 0"),
     "seeds": [SEED, ...],
     "claims": [CLAIM],
-    "tune": TUNE | {"full": TUNE},
+    "tune": TUNE | {scale: TUNE for scale in SCALES if scale != "small"},
     "untuned": TEXT,
     "cpu_hours": (lambda value: _is_number(value) and value >= 0, "a number of hours, 0 or more"),
     "differs": [SENTENCE],
@@ -175,6 +185,7 @@ class Experiment:
     orders: list = dataclasses.field(default_factory=list)
     unmeasured: str = ""
     beside: list = dataclasses.field(default_factory=list)
+    controls: dict = dataclasses.field(default_factory=dict)
     data: list = dataclasses.field(default_factory=list)
     settings: dict = dataclasses.field(default_factory=dict)
     panels: dict = dataclasses.field(default_factory=dict)
@@ -234,7 +245,7 @@ class Experiment:
 
     def tuning(self, scale):
         """What `tune` contains for a scale: panel, settings, grids and what else; {} if it contains nothing for it."""
-        usual = {key: value for key, value in self.tune.items() if key != "full"}
+        usual = {key: value for key, value in self.tune.items() if key not in SCALES}
         if scale == "small":
             return usual
         return usual | self.tune[scale] if scale in self.tune else {}
@@ -399,6 +410,9 @@ def _problems(one):
     if one.paper not in papers:
         yield f"paper: expected one of {', '.join(papers)}, not {one.paper}"
         return
+    for name in one.controls:
+        if name not in one.orders:
+            yield f"controls: {name} is none of the orders ({', '.join(one.orders)})"
     if (one.not_run or one.orders) and not one.scales:
         return
     for key in ("widens", "grid_of"):
@@ -407,7 +421,7 @@ def _problems(one):
     for key in ("panels", "methods", "scales", "metric"):
         if not getattr(one, key):
             yield f"expected {key}, or not_run with the reason"
-    tunings = [tuning for scale in ("small", "full") if (tuning := one.tuning(scale))]
+    tunings = [tuning for scale in SCALES if (tuning := one.tuning(scale))]
     claims = [(f"claims (entry {number})", claim) for number, claim in enumerate(one.claims, 1)]
     needed = [("printed", one.printed, ("metric", "place", "values"))] if one.printed else []
     needed += [(name, claim, ("claim", "ahead")) for name, claim in claims]
@@ -469,9 +483,9 @@ def _problems_of_tuning(tuning):
             f"expected holdout_accuracy, holdout_loss, ... or {', '.join(ALLOWED)}"
         )
     budgets = {math.prod(map(len, grid.values())) for grid in tuning["grids"].values()}
-    if len(budgets) > 1:
+    if len(budgets) > 1 and not tuning.get("unequal"):
         points = ", ".join(map(str, sorted(budgets)))
-        yield f"tune: the methods' grids have {points} points: expected as many for each"
+        yield f"tune: the methods' grids have {points} points: expected as many for each, or the reason in tune.unequal"
 
 
 def _names_in(one, tunings):

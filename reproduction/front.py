@@ -14,14 +14,14 @@ from reproduction.page import bold, plain_table
 from reproduction.results import read_results
 from reproduction.strength import AHEAD, BEHIND, HOLDS, agreement
 
-IN_PART = "in part"
-ORDER = (CONFIRMED, AHEAD, IN_PART, UNDECIDED, BEHIND, CONTRADICTED, NOT_TESTED)
+IN_PART, AGAINST = "in part", "against in part"  # some hold; none does, and some do not while others are undecided
+ORDER = (CONFIRMED, AHEAD, IN_PART, UNDECIDED, AGAINST, BEHIND, CONTRADICTED, NOT_TESTED)
 FEW = 2  # experiments that a command names; of more it names the paper
 # The columns of the table of all papers: heading -> state -> what stands beside a claim in it; None: its counts.
 COLUMNS = {
     "holds (*ahead*: clear, but not all significant)": {CONFIRMED: "", AHEAD: "ahead"},
     "in part (confirmed comparisons)": {IN_PART: None},
-    "not confirmed": {CONTRADICTED: None, BEHIND: None, UNDECIDED: "undecided"},
+    "not confirmed": {CONTRADICTED: None, BEHIND: None, AGAINST: None, UNDECIDED: "undecided"},
     "not tested (short runs at most)": {NOT_TESTED: ""},
 }
 # Headings stand without empty lines around them, so that the page has at most 60.
@@ -213,16 +213,18 @@ def claims_table(folder, experiments, found):
 
 
 def verdict_of(rows):
-    """One of the states, or "in part": what the `Row`s of a claim that decide say together.
+    """One of the states, or `IN_PART`, or `AGAINST`: what the `Row`s of a claim that decide say together.
 
-    Those on a wider grid than the paper's count only if there is no other, and those of the small scale never; of the
-    states that hold, or else of those against, the weakest is the verdict.
+    Those on a wider grid than the paper's count only if there is no other, and those of the small scale never. If all
+    hold, the weakest is the verdict; if all are against, likewise.
     """
     decisive = [row for row in rows if row.decides and row.scale != "small"]
     states = {row.state for row in decisive if not row.is_wider} or {row.state for row in decisive}
     if weak := [state for state in (AHEAD, CONFIRMED) if state in states]:
         return weak[0] if states <= {AHEAD, CONFIRMED} else IN_PART
-    return next((state for state in (BEHIND, CONTRADICTED, UNDECIDED) if state in states), NOT_TESTED)
+    if weak := [state for state in (BEHIND, CONTRADICTED) if state in states]:
+        return weak[0] if states <= {BEHIND, CONTRADICTED} else AGAINST
+    return UNDECIDED if UNDECIDED in states else NOT_TESTED
 
 
 def _compared(rows):

@@ -3,7 +3,7 @@
 import math
 
 from fedmpi.ground.text import as_markdown
-from reproduction.experiment import find_experiments, read_papers
+from reproduction.experiment import SCALES, find_experiments, read_papers
 
 HEADER = ["method", "the paper's grid", "tried", "tried beside it"]
 TEXT = """\
@@ -20,7 +20,7 @@ def rows_of(experiment, scale):
         return []
     points = [
         point
-        for length in (("small",) if scale == "small" else ("small", "full"))
+        for length in (("small",) if scale == "small" else SCALES)
         if experiment.tuning(length)
         for point in experiment.tuning_points(length)
         if "algorithm" in point.settings

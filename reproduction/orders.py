@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from fedmpi import algorithms
-from fedmpi.cli.bench.parts.rates import Line, draw, lines
+from fedmpi.cli.bench.parts.rates import MOMENTUM, Line, draw, lines, momentum
 from fedmpi.cli.bench.rates import Trial, means, slope, verdict
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import replacing
@@ -26,24 +26,39 @@ from reproduction.running import code_version
 
 SEEDS = tuple(range(6))
 COLUMNS = ("method", "grows", "size", "seed", "all", "half", "proved", "from", "cpu_seconds", "commit", "date")
-STATES = {"order confirmed": CONFIRMED, "not readable": UNDECIDED, "contradicted": CONTRADICTED}
+STATES = {"agrees": CONFIRMED, "not readable": UNDECIDED, "contradicted": CONTRADICTED}
 SIGNATURE = b"# Orders: "
 LOCAL, STEP = 4, 8.0  # of the baselines: local steps, and step size times the root of all of them
 TEXT = """\
-{place} of the paper gives orders that were proved, and no runs. Here each method runs with its theorem's settings up to
+{place} of the paper: orders that were proved, and no runs. Here each method runs with its theorem's settings up to
 fixed factors on a problem whose constants are known (`python -m fedmpi bench rates`; docs/theory.md describes both),
-the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. *All rounds* and
-*last half* are means over these rounds; the intervals are two deviations by leaving out one of {seeds} seeds.
+the budget grows, and the exponent of the mean square gradient norm is compared with the proved one. The theorems bound
+the mean over *all rounds*; the verdict rests on that over the *last half* of them, which no theorem bounds, because the
+start is a large part of runs that one can make. The intervals are two deviations by leaving out one of {seeds} seeds.
 
-An order is an upper bound. The rule was fixed before the runs: **order confirmed** if the exponent over the last half
-is at most 0.1 above the proved one and one of the two is at most 0.2 below it; **contradicted** if that over the last
-half is above it by more than 0.1 and its interval; otherwise **not readable**. One problem can contradict an order;
-a confirmed order says that this problem agrees.
+An order is an upper bound. One rule for all rows: the exponent **agrees** if the one over the last half is at most 1/12
+above the proved one (half of the distance between -1/2 and -2/3) and one of the two is at most 1/6 below it; it is
+**contradicted** if that over the last half is above by more than 1/12 and its interval; otherwise it is **not
+readable**. One problem can contradict an order; a method that agrees does so on this problem.
+"""
+CONTROL = """\
+## Control: orders that are wrong
+
+The same rule, on the same problem, has to fail an order that was not proved for a method: it may not say *agrees*.
 """
 
 
-def baseline(method, R):
-    """A `Trial` of FedAvg, or of Local SGDA on the problem `saddle`, with step sizes ~ 1/√T, as their proofs have."""
+def baseline(method, R, is_noisy=False):
+    """A `Trial` of FedAvg, or of Local SGDA on the problem `saddle`, with step sizes ~ 1/√T, as their proofs have.
+
+    Args:
+        is_noisy: FedAvg on the problem of the methods with momentum, on which the noise decides, and with FedAvg-M's
+            steps: its γ is ~ 1/√R, and a round of FedAvg moves by as much.
+    """
+    if is_noisy:
+        trial = momentum("fedavg_m", R)
+        step = trial.algorithm.server_step_size / trial.local_steps
+        return dataclasses.replace(trial, algorithm=algorithms.FedAvg(step_size=step))
     step = STEP / (LOCAL * R) ** 0.5
     if method == "fedavg":
         return Trial(Slow().problem(4), algorithms.FedAvg(step_size=step), R, LOCAL, 4)
@@ -54,16 +69,18 @@ def chosen_lines(names):
     """The `Line`s of a table of rates.
 
     Args:
-        names: of methods; R grows as far as in `rates --quick`, N as in `rates` for FAFED and STEM.
+        names: of methods; R grows as far as in `rates --quick`, N as in `rates` for FAFED and STEM. A baseline runs on
+            the problem of the others.
 
     Raises:
         UserError: if a method has none.
     """
     known = lines(quick=True)
     known += [one for one in lines(quick=False) if one.method in ("fafed", "stem") and one.grows == "N"]
+    is_noisy = not {*MOMENTUM}.isdisjoint(names)
     for method in ("fedavg", "local_sgda"):
-        sizes, source = (64, 256, 1024, 4096), "step size ~ 1/√T"
-        known.append(Line(method, "R", sizes, lambda R, method=method: baseline(method, R), -0.5, source))
+        sizes, source = (64, 256, 1024, 4096), "FedAvg-M's γ ~ 1/√R" if is_noisy else "step size ~ 1/√T"
+        known.append(Line(method, "R", sizes, lambda R, method=method: baseline(method, R, is_noisy), -0.5, source))
     for name in names:
         if name not in [one.method for one in known]:
             raise UserError(f"orders: {name}: expected some of {', '.join(dict.fromkeys(o.method for o in known))}")
@@ -143,6 +160,22 @@ def outcomes(folder, experiment):
         yield Outcome("orders", f"{one.line.method} against {one.line.grows}", STATES[one.says], words, seeds)
 
 
+def controls(folder, experiment):
+    """The `Measured` of the table's controls: slopes of a method, and what the rule says of an order it does not have.
+
+    Those over R alone: the orders that the tables have.
+    """
+    return [
+        dataclasses.replace(
+            one,
+            line=dataclasses.replace(one.line, proved=experiment.controls[one.line.method]),
+            says=verdict(experiment.controls[one.line.method], one.of_all, one.of_half),
+        )
+        for one in read(folder, experiment)[0]
+        if one.line.method in experiment.controls and one.line.grows == "R"
+    ]
+
+
 def write_page(folder, experiment):
     """Write the page and the figure of a table from its CSV file; returns the page's path.
 
@@ -174,14 +207,21 @@ def page(folder, experiment):
         ]
         for one in measured
     ]
-    header = ["method", "grows", "sizes", "from", "proved", "measured, all rounds", "measured, last half", "verdict"]
+    header = ["method", "grows", "sizes", "from", "proved", "all rounds (bounded)", "last half (judged)", "verdict"]
     seeds, name = len({row["seed"] for row in rows}), file_of(folder, experiment).name
     spent = format_seconds(sum(float(row["cpu_seconds"] or 0) for row in rows))
-    made = f"`python -m reproduction {experiment.name}`, {spent} of CPU time, commit {rows[0]['commit']}, "
-    made += f"{rows[0]['date']}. Every number is from [{name}]({name})."
+    commits, dates = (", ".join(dict.fromkeys(row[name] for row in rows)) for name in ("commit", "date"))
+    made = f"`python -m reproduction {experiment.name}`, {spent} of CPU time, commit {commits}, "
+    made += f"{dates}. Every number is from [{name}]({name})."
     made += " A commit with + had changes that were not committed." if any("+" in row["commit"] for row in rows) else ""
     changed = last_changed(experiment, [row["date"] for row in rows])
     figure = f"![Gradient norms against rounds, with the proved orders as lines]({name.removesuffix('csv')}svg)"
+    wrong = [
+        [f"`{one.line.method}`", f"{one.line.proved:.2f}", str(one.of_all), str(one.of_half), f"**{one.says}**"]
+        for one in controls(folder, experiment)
+    ]
+    head = ["method", "wrong order", *header[-3:]]
+    control = [CONTROL, plain_table(head, wrong)] if wrong else []
     lacking = [f"Not measured here: {prose(experiment.unmeasured)}", ""] if experiment.unmeasured else []
     return (
         "\n".join(
@@ -194,6 +234,7 @@ def page(folder, experiment):
                 "",
                 "Points are root mean squares over the last half, lines the proved orders.",
                 "",
+                *control,
                 *lacking,
                 "## How it was made",
                 "",

@@ -121,7 +121,7 @@ def write_results(folder, experiment, scale, planning, adds=False):
     metrics = dict.fromkeys(name for line in curves for name in line if name not in (*KEYS, *CURVE_AMOUNTS))
     _check_measured(experiment, rows, metrics)
     if not adds and other_seeds(folder, experiment, scale, planning):
-        _keep_old([curves_path, runs_path, first_path])
+        keep_old([curves_path, runs_path, first_path])
     files = [(curves_path, [*KEYS, *CURVE_AMOUNTS, *metrics], curves), (runs_path, RUN_COLUMNS, rows)]
     if firsts or first_path.is_file():
         files.append((first_path, FIRST_COLUMNS, firsts))
@@ -147,7 +147,7 @@ def other_seeds(folder, experiment, scale, planning):
     return sorted({row["seed"] for row in rows}, key=int)
 
 
-def _keep_old(files):
+def keep_old(files):
     """Copy files that are going to be replaced to the first free one of NAME.1.old, NAME.2.old, ..."""
     for path in (path for path in files if path.is_file()):
         names = (path.with_name(f"{path.name}.{number}.old") for number in itertools.count(1))
@@ -209,7 +209,7 @@ def left_to_make(folder, experiment, scale, planning):
                 f"--add: {path}: has {row['method']} on {row['panel']}, which the experiment does not have now: "
                 "leave out --add, to make all seeds again"
             )
-        if _is_made_with(row, command):
+        if is_made_with(row, command):
             kept.add(key)
         elif key not in planned:
             raise UserError(
@@ -222,11 +222,11 @@ def left_to_make(folder, experiment, scale, planning):
     return dataclasses.replace(planning, plan=plan, points=points, first=planning.first if left else None)
 
 
-def _is_made_with(row, command):
+def is_made_with(row, command):
     """Whether a row of the runs' file was made with the settings of a command, but for the seed."""
     wanted = _settings_of_command(command)
     # The algorithm's are compared with those that the run recorded: a preset's values may have changed since then.
-    todays = _settings_text({key: json.loads(text) for key, text in wanted.items()})
+    todays = algorithm_text({key: json.loads(text) for key, text in wanted.items()})
     if row["settings"] != todays:
         return False
     try:
@@ -296,7 +296,7 @@ def _row(record):
     last = record.records[-1] if record.records else {}
     state = "complete" if record.is_complete else "diverged"
     row = {"state": state, "rounds": last.get("round", 0), "gradients": last.get("gradients", "")}
-    row["settings"] = _settings_text(record.settings)
+    row["settings"] = algorithm_text(record.settings)
     return row | _facts(record)
 
 
@@ -306,7 +306,7 @@ def _facts(record):
     return {name: "" if known.get(name) is None else known[name] for name in FACTS}
 
 
-def _settings_text(settings):
+def algorithm_text(settings):
     """The algorithm's settings as text, like "step_size 0.1, momentum 0.9".
 
     A schedule is there only if it changes the step, a row's period only if it is not every round.

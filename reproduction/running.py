@@ -106,8 +106,11 @@ def _filled(settings, first):
     return {key: text.replace(FIRST, str(first)) for key, text in settings.items()}
 
 
-def make(planning, how):
+def make(planning, how, after_each=lambda: None):
     """Make the runs that are missing, broken, or have other settings than planned; finished ones are kept.
+
+    Args:
+        after_each: called before the first of the planned runs, and when one has ended.
 
     Raises:
         UserError: if a run's settings are wrong.
@@ -129,7 +132,9 @@ def make(planning, how):
         known = _known(used)
         if todo and not any(is_running(plan, run) for run in todo):  # such a run has the former maker
             _write(plan.out / MAKER, known)
-        run_all(plan, todo, used.ranks, used.at_a_time, how.launcher, _Ended(plan, len(todo), known))
+        then = after_each if plan is planning.plan else lambda: None
+        then()
+        run_all(plan, todo, used.ranks, used.at_a_time, how.launcher, _Ended(plan, len(todo), known, then))
         _record_missing(plan)
 
 
@@ -222,8 +227,8 @@ def decisive_settings(arguments):
 class _Ended:
     """A line for every run that ends, and its provenance in its folder."""
 
-    def __init__(self, plan, number, known):
-        self._plan, self._number, self._known, self._ended = plan, number, known, 0
+    def __init__(self, plan, number, known, then):
+        self._plan, self._number, self._known, self._ended, self._then = plan, number, known, 0, then
 
     def __call__(self, run, code, seconds, last, cpu_seconds):
         self._ended += 1
@@ -235,6 +240,7 @@ class _Ended:
             cost = {"cpu_seconds": round(cpu_seconds, 2) if is_known else None, "wall_seconds": round(seconds, 2)}
             _record(self._plan, run, self._known | cost, datetime.datetime.now())
         print(f"[{self._ended}/{self._number}] {run.name}: {how} ({format_seconds(seconds)})", flush=True)
+        self._then()
 
 
 def _record_missing(plan):

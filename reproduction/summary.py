@@ -5,7 +5,7 @@ import dataclasses
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.own_files import replacing
 from fedmpi.ground.text import as_markdown, format_seconds
-from reproduction import grids, orders
+from reproduction import grids, manifest, orders
 from reproduction.claims import (
     CONFIRMED,
     CONTRADICTED,
@@ -15,6 +15,7 @@ from reproduction.claims import (
     UNDECIDED,
     outcomes,
 )
+from reproduction.csv_files import signature
 from reproduction.experiment import SCALES, find_experiments, read_papers
 from reproduction.front import beside, claims_table, front, printed, verdict_of
 from reproduction.length import summary_rows
@@ -27,6 +28,7 @@ from reproduction.tuning import read_grid
 PAGES = {
     "README.md": b"# What the papers' experiments gave\n* **",
     "claims.md": b"# All claims and comparisons\n\nMade by `python -m reproduction --pages`.",
+    manifest.NAME: signature(manifest.COLUMNS),
 }
 HEAD = """\
 # All claims and comparisons
@@ -97,8 +99,9 @@ The verdict on each claim. Every comparison of an experiment counts once (a figu
 another is a further one), at the largest scale (`full`, then `mlp`, then `small`) at which it was
 made with several seeds; those at `small` decide nothing (*not tested*). The papers' claims are decided on the
 papers' grids of step sizes; comparisons with values beyond them are counted apart (*wider grid*). *In part* means that
-some hold and others do not, and a verdict is as strong as the weakest of those that hold, or that do not; *not tested*,
-that none was made beyond `small` with several seeds. Beside the verdict is how many are confirmed, and then how
+some hold and others do not, and *against in part* that none holds, and some are behind or contradicted while others are
+undecided. Where all hold, or all are against, the verdict is as strong as the weakest. *Not tested* means that none was
+made beyond `small` with several seeds. Beside the verdict is how many are confirmed, and then how
 many at each scale, wider grids included:
 """
 FITTED = """\
@@ -107,28 +110,29 @@ full scale are nearest to the printed ones, beside the end of the same runs. The
 printed values, so they confirm no claim, and the verdicts above are from the end. The pages show every method.
 """
 TUNED = """\
-Chosen on held-out training data; each method had as many points. Where the best value is the smallest or largest one
-that was tried, a better one may lie beyond it. For most methods the paper's grid ends there, too; FAFED's goes on to
-0.1.
+Chosen on held-out training data; each method had as many points, unless a reason stands here. Where the best value is
+the smallest or largest one that was tried, a better one may lie beyond it. For most methods the paper's grid ends
+there, too; FAFED's goes on to 0.1.
 """
 UNTUNED = "No grid was run for these:\n"
 ESTIMATE = "The estimates at full are the number of gradients times the measured CPU time of one."
 
 
 def write_summary(folder):
-    """Write the front page and that of all comparisons; returns the path of the first.
+    """Write the front page, that of all comparisons, and the manifest; returns the path of the first.
 
     Raises:
         UserError: if one cannot be written.
     """
-    for (name, signature), text in zip(PAGES.items(), texts(folder)):
+    for (name, beginning), text in zip(PAGES.items(), texts(folder)):
         path = folder / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path, signature) as part:
+            with replacing(path, beginning) as part:
                 part.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    manifest.write(folder)
     return folder / next(iter(PAGES))
 
 
@@ -348,12 +352,13 @@ def _tuned(folder):
     """Lines about the settings that were tuned, and about the experiments without a grid; [] if none was tuned."""
     rows, others = [], []
     for one in (one for one in find_experiments(["all"]) if one.scales):
-        found = [path for scale in ("small", "full") if (path := grid_path(folder, one.name, scale)).is_file()]
+        found = {scale: path for scale in SCALES if (path := grid_path(folder, one.name, scale)).is_file()}
         others += [] if found else [[one.name, as_markdown(one.untuned or "no grid was run yet")]]
-        for path in found:
-            grid = read_grid(path)
+        for scale, path in found.items():
+            grid, reason = read_grid(path), one.tuning(scale).get("unequal", "")
             chosen = [f"{row['method']}: {_with_ends(row, grid)}" for row in grid if row["chosen"]]
-            rows.append([f"[{path.stem}](tuning/{path.name})", str(len(grid)), as_markdown("; ".join(chosen))])
+            points = f"{len(grid)}, not as many for each: {prose(reason)}" if reason else str(len(grid))
+            rows.append([f"[{path.stem}](tuning/{path.name})", points, as_markdown("; ".join(chosen))])
     if not rows:
         return []
     table = plain_table(["experiment", "points", "chosen"], rows)

@@ -34,11 +34,14 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure(config):
-    """Forget what the user has set for other work; one fork server for all processes of the tests.
+    """Forget what the user has set for other work, and the user's home; one fork server for all processes of the tests.
 
     Without it (FEDMPI_TEST_WARM=) every rank is a new Python.
     """
     forget_users_variables()
+    own = tempfile.TemporaryDirectory(prefix="fedmpi-state-")
+    os.environ["XDG_STATE_HOME"] = own.name  # for clients' checkpoints of runs that hide rows
+    config.add_cleanup(own.cleanup)
     under_mpirun = getattr(config.option, "with_mpi", False)
     if WARM not in os.environ and not config.option.collectonly and not under_mpirun:
         server = fork_server()

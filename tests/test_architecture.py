@@ -162,6 +162,14 @@ def test_only_comm_and_what_measures_or_checks_it_use_mpi():
     assert users <= {"comm", "cli"}
 
 
+def test_only_one_module_imports_hugging_faces_libraries():
+    """Extras: what a user has not asked for is not loaded, not even inside functions."""
+    extras = {"transformers", "peft", "accelerate", "datasets", "trl", "lightning", "pytorch_lightning"}
+    users = {name for name in SOURCES for module, _ in imports(name) if module.split(".")[0] in extras}
+    assert users == {"fedmpi.huggingface"}
+    assert not [name for name in SOURCES for module, _ in imports(name) if module.startswith("fedmpi.huggingface")]
+
+
 def test_nothing_is_pickled():
     """Lower-case calls of mpi4py communicators pickle; so do these modules."""
     pickling = {"send", "recv", "bcast", "gather", "scatter", "allgather", "allreduce", "reduce", "alltoall"}

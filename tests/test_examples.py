@@ -13,6 +13,7 @@ EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.rarely("examples", "fedmpi/train.py", "fedmpi/algorithms/base.py", "fedmpi/tasks/custom.py")
 SHOWS = {  # what an example prints
     "counterexample": r"NaiveAdaptiveFedAvg +ends at x =  43\.\d+\nFAFED +ends at x =   0\.\d+",
+    "hospital_tables": r"200 patients each",
     "hospitals": r"common \{'Aachen': [\d.]+, 'Bonn': [\d.]+, 'Celle': [\d.]+\}",
     "instructions": r"federated (0\.\d+), pooled (0\.\d+), rank 0 alone \d",
     "own_algorithm": r"ServerMomentum 0\.\d+",
@@ -80,7 +81,7 @@ def test_a_worker_that_imports_an_example_begins_no_mpi(tmp_path):
     """As spawn and forkserver do, the default from Python 3.14 on."""
     for name in ("hospitals", "own_algorithm", "own_task"):
         shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
-    extras = r"fedmpi\.huggingface|transformers|peft|accelerate|lightning|from silos import"
+    extras = r"fedmpi\.huggingface|transformers|peft|accelerate|lightning|torchdata|from silos import"
     pages = [text for text in programs_on_pages() if not re.search(extras, text)]
     for number, text in enumerate(pages):
         (tmp_path / f"page_{number}.py").write_text(text)

@@ -452,7 +452,7 @@ REASONS = {
     "cli.report.tables.write_finals: open": PART,
     "reproduction.csv_files.write_tables: open": PART,
     "reproduction.page.write_page: write_text": PART,
-    "reproduction.results._keep_old: open": "a new file: it fails if there is one",
+    "reproduction.results.keep_old: open": "a new file: it fails if there is one",
     "reproduction.orders.write_page: write_text": PART,
     "reproduction.running._write: write_text": PART,
     "reproduction.running.emit_slurm: write_text": PART,

@@ -308,3 +308,19 @@ def test_bounds_of_fmgda_need_all_constants():
 def test_wrong_constants_are_one_line(name, constants, message):
     with pytest.raises(UserError, match=message):
         getattr(theory, name)(**constants)
+
+
+@pytest.mark.parametrize(("rho", "printed", "largest"), [(1.0, False, 5760), (2.0, True, 17280), (0.4, True, None)])
+def test_the_limit_of_fafeds_c_is_that_of_the_condition_that_is_violated(rho, printed, largest):
+    """Printed it is 120 L²/(b N ρ), which no b meets if ρ <= 1/2; the proof has ρ², and then b <= 720 q N."""
+
+    def warnings(b):
+        return theory.fafed(L=1, N=2, T=64, q=4, rho=rho, printed=printed, b=b).warnings
+
+    if largest is None:
+        (words,) = warnings(4)
+        assert "its limit 120 L²/(b N ρ), as printed, 37.5: expected ρ > 0.5" in words
+    else:
+        assert not warnings(largest)
+        (words,) = warnings(largest + 1)
+        assert words.endswith(f" = {largest}") and ("as printed" in words) == printed

@@ -44,6 +44,9 @@ class Masked(Reproducible):
     neighbours: int = setting(
         0, "k, others with which each rank has masks: so many have to act together to see its rows; 0: all", least=0
     )
+    hidden_weights: bool = setting(
+        False, "whether ranks do not know the weights of others, which are a hidden sum: with fedmpi.join and average"
+    )
     known_keys: str = setting(
         "", "file of public keys, a line of ssh-keygen -t ed25519 for each rank: who they are", role="place"
     )
@@ -55,10 +58,11 @@ class Masked(Reproducible):
         self._is_beside = False
         of_rows = getattr(link.add_hidden, "__self__", None)
         if of_rows is not None and of_rows.layout.beside is layout:
-            self._is_beside, self._hidden = True, of_rows._hidden
+            self._is_beside, self._hidden, self._rows = True, of_rows._hidden, of_rows
             return
         session, link.add_hidden = Session(link, self.known_keys, self.key), self.add_hidden
         self._hidden = HiddenSums(link, session, self.neighbours, PIECE)
+        self._rows = self
         users = link.allgather([link.local_size, os.getuid()], "machinery")
         if link.rank == 0 and (users[:, 0] > 1).any() and len({*users[:, 1].tolist()}) < link.size:
             log.warning(
@@ -99,6 +103,12 @@ class Masked(Reproducible):
             if isinstance(part, Masked) and part._out is not None:
                 part._decode(part._words[: part._out.numel() + len(part.terms)], part._out)
                 part._out = None
+
+    def _sum_of_weights(self) -> float:
+        """With `hidden_weights`, what all ranks have added up; it is in the words of the rows, not in those beside."""
+        if not self.hidden_weights:
+            return super()._sum_of_weights()
+        return float(self._rows.sums[-1])
 
     def add_hidden(self, terms: list[list[float]]) -> list[float]:
         """See `Link.add_hidden`; it is repeated among the ranks that are left, if others are lost."""

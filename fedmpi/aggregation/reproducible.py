@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedmpi.aggregation.base import Aggregation
-from fedmpi.aggregation.codecs.fixed import fraction_bits, put_values, put_words, scratch, unit_of
+from fedmpi.aggregation.codecs.fixed import fraction_bits, put_mean_of_two, put_values, put_words, scratch, unit_of
 from fedmpi.aggregation.layout import Layout
 from fedmpi.comm.link import Link
 from fedmpi.comm.vectors import Slices
@@ -41,7 +41,7 @@ class Reproducible(Aggregation):
         super().open(link, layout, clients)
         self._words = self._allocate_words((layout.numel if self._sends_words else 0) + TERMS)
         self._of_piece = np.empty((2, PIECE), np.int64)
-        self._scratch = scratch(PIECE)
+        self._scratch, self._mean = scratch(PIECE), torch.empty(0, dtype=layout.dtype)
 
     @property
     def _sends_words(self) -> bool:
@@ -79,12 +79,15 @@ class Reproducible(Aggregation):
         place = slices.place
         if not len(slices):  # all that take part are lost; the round is made again
             return torch.zeros(place.stop - place.start, dtype=self.layout.dtype, device=self.layout.device)
-        mean = torch.empty_like(slices[0])
+        if len(self._mean) < len(slices[0]):
+            self._mean = torch.empty_like(slices[0])
+        mean, divisor = self._mean[: len(slices[0])], self._sum_of_weights()
         values = [(weight, vector.numpy()) for weight, vector in zip(weights, slices, strict=True)]
         for piece, unit in self._pieces(place.start, place.stop):
             here = slice(piece.start - place.start, piece.stop - place.start)
-            total = self._total([(weight, rows[here]) for weight, rows in values], unit, here.stop - here.start)
-            put_values(total, sum(self.weights.values()) * unit, self._scratch, mean[here].numpy())
+            pieces, of_mean = [(weight, rows[here]) for weight, rows in values], mean[here].numpy()
+            if not put_mean_of_two(pieces, unit, divisor, self._scratch, of_mean):
+                put_values(self._total(pieces, unit, len(of_mean)), divisor * unit, self._scratch, of_mean)
         return mean
 
     def _encoded(self, number: int, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -111,12 +114,15 @@ class Reproducible(Aggregation):
 
     def _decode(self, words: torch.Tensor, out: torch.Tensor) -> None:
         """Put the means into `out`, and the sums of the terms into `sums`."""
-        mean = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
+        self.sums = values_of_terms(words[out.numel() :], self._units())
+        mean, divisor = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu"), self._sum_of_weights()
         for piece, unit in self._pieces(0, out.numel()):
-            put_values(words[piece].numpy(), sum(self.weights.values()) * unit, self._scratch, mean[piece].numpy())
+            put_values(words[piece].numpy(), divisor * unit, self._scratch, mean[piece].numpy())
         if mean is not out:
             out.copy_(mean)
-        self.sums = values_of_terms(words[out.numel() :], self._units())
+
+    def _sum_of_weights(self) -> float:
+        return sum(self.weights.values())
 
     def _units(self) -> list[Any]:
         return units_of([exponent for _, exponent in self.terms], sum(map(len, self.clients_of_ranks)))

@@ -129,7 +129,8 @@ class FedMuon(_Aligned):
     A parameter of two or more dimensions is a matrix of as many rows as its first dimension has entries. As in the
     authors' code, its orthogonal direction is multiplied by √max(1, rows / columns) and by matrix_factor, and
     parameters of one dimension take Adam's steps, whose moments begin with 0 in every round.
-    Differs from the code: no Nesterov step, no weight decay, no clipping, and the row's own type instead of bfloat16.
+    Differs from the code: no Nesterov step, no weight decay, and the row's own type instead of bfloat16. That code also
+    clips gradients to a norm of 10 (the run's setting clip_norm).
     """
 
     momentum: float = setting(0.95, "β, weight of the old M", least=0, below=1)

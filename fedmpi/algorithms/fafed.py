@@ -20,9 +20,9 @@ class FAFED(Algorithm):
     Invariant: mean x_{t+1} = mean x_t - η mean m_t / A_t at every t, averaged or not.
     Special cases: A = 1 at all times is STEM; one client with q = 1 is adaptive STORM; β = 1 keeps A_0.
 
-    adaptive_matrix: the paper allows any A_t that all clients share. "global" and "adagrad_norm" use
-    ‖g‖² instead of g²: every coordinate of their v has the same value. "adagrad_norm" sums ‖g‖²
-    instead of averaging it.
+    adaptive_matrix: the paper allows other v_t in diag(√v_t + ρ), the same for all clients. "global" and
+    "adagrad_norm" use ‖g‖² instead of g²: every coordinate of their v has the same value. "adagrad_norm"
+    sums ‖g‖² instead of averaging it.
 
     In the paper's order the last local step of a round does not move: the server moves x for all
     clients, with the new A (lines 10-12), so after a round server.x is x_{t+1}. x_{t-1,i} is the

@@ -19,7 +19,8 @@ class FedNova(Algorithm):
     Special case: with equal numbers of steps, momentum 0 and μ = 0, it is FedAvg.
 
     τ_eff is the mean of ‖a_i‖_1, or that of τ_i if μ > 0, as in the authors' code; there and here the momentum begins
-    with 0 in every round. That code's momentum of the server is not here.
+    with 0 in every round. With ρ and μ together, that code puts the proximal term into the momentum, too, and counts it
+    in another way; here ‖a_i‖_1 is that of the step below. That code's momentum of the server is not here.
     """
 
     step_size: float = setting(0.1, "η, step size of the local steps", above=0)

@@ -21,7 +21,7 @@ class FedLAMB(Algorithm):
     Special case: with ratio 1 and λ = 0 it is Local AMSGrad with m restarted and bias-corrected, and
     v_i = v̂, in each round.
     Differs from the paper: the gradient of local step t is taken at θ^(t-1), not θ^0; m̂ does not
-    overwrite m; v, which starts from v̂ and not from 0, has no bias correction; the denominator has
+    overwrite m; v, which starts from v̂ as in line 6, has no bias correction; the denominator has
     the v̂ of the round's start; v̂ averages v over the participants; a layer of norm 0 moves by α u.
     With v_every above 1 it is a variant of ours: v̂ is refreshed in every so many rounds, by what v became in them.
     The bound of its Theorem 1 ends in a constant that does not fall with the rounds, so no order follows from it.

@@ -298,15 +298,15 @@ class CODA(_Staged):
             return super().exchanges()
         return (
             *super().exchanges(),
-            Exchange((), work=self.ask_for_scores, then=self.restart, due=self._ends_stage, numbers=4),
+            Exchange((), work=self.ask_for_scores, then=self.restart, due=self._restarts, numbers=4),
         )
 
-    def server_start(self, server: Server) -> None:
-        """θ_ref of the first stage is θ_0; dual_restart needs the variables of deep AUC."""
-        super().server_start(server)
-        (*_, block), dual = server.primal, server.dual
-        if self.dual_restart and (block.stop - block.start < 2 or [d.stop - d.start for d in dual] != [1]):
+    def _restarts(self, server: Server) -> bool:
+        """Whether w is set after this round; the problem must have the variables of deep AUC."""
+        sizes = [[block.stop - block.start for block in blocks] for blocks in (server.primal, server.dual)]
+        if not sizes[0] or sizes[0][-1] < 2 or sizes[1] != [1]:
             raise UserError("algorithm.dual_restart: expected the variables (θ, a, b) and one number w of task auc")
+        return self._ends_stage(server)
 
     def local_step(self, client: Client, server: Server, oracle: Oracle) -> None:
         """θ_i <- θ_i - η (∇_θ f_i + (θ_i - θ_ref)/γ), w_i <- w_i + η ∇_w f_i."""
@@ -324,22 +324,25 @@ class CODA(_Staged):
         self._end_round(server)
 
     def ask_for_scores(self, client: Client, server: Server, oracle: Oracle) -> None:
-        """The numbers: first the slopes of f_i in a and in b on a fresh batch, then its curvatures in both."""
-        ab = _last_two(server.primal)
+        """The numbers: curvature times minimiser of f_i in a and in b, on a fresh batch; then both curvatures."""
+        # With q⁺, the share of positives in the batch, the slope in a is 2(1-p) (a q⁺ - mean(h 1[positive])) and the
+        # curvature is 2(1-p) q⁺: curvature times a, less the slope, is 2(1-p) mean(h 1[positive]), whatever a is, which
+        # may be a client's own. The same for b.
+        ab = slice(server.primal[-1].stop - 2, server.primal[-1].stop)
         shifted = client.x.clone()
         shifted[ab].add_(1)
         g, g_shifted = oracle.gradient_pair(client.x, shifted, oracle.draw())
-        client.numbers[:2] = g[ab]
-        client.numbers[2:] = g_shifted[ab] - g[ab]
+        slope, curvature = g[ab].double(), (g_shifted[ab] - g[ab]).double()
+        client.numbers[:2] = curvature * client.x[ab] - slope
+        client.numbers[2:] = curvature
 
     def restart(self, server: Server) -> None:
         """w <- mean h⁻ - mean h⁺; unchanged if the batches contain no negative or no positive sample."""
-        # With q⁺, the share of positives in the batch, the slope in a is 2(1-p) (a q⁺ - mean(h 1[positive])) and the
-        # curvature is 2(1-p) q⁺, so a - slope / curvature is the mean score of the positives; the same for b.
-        slope, curvature = server.numbers[:2], server.numbers[2:]
+        curvature = server.numbers[2:]
         if (curvature > 0).all():
-            positive, negative = server.x[_last_two(server.primal)] - slope / curvature
-            server.x[server.dual[0]] = negative - positive
+            positive, negative = server.numbers[:2] / curvature
+            for block in server.dual:
+                server.x[block] = negative - positive
 
     def _pull_exactly(self, client: Client, server: Server) -> None:
         """θ_i <- (θ_i + (η/γ) θ_ref) / (1 + η/γ).
@@ -349,11 +352,6 @@ class CODA(_Staged):
         weight = self.eta(client) * self.prox_weight
         for block in server.primal:
             client.x[block].add_(server.x_ref[block], alpha=weight).div_(1 + weight)
-
-
-def _last_two(primal: tuple[slice, ...]) -> slice:
-    """The slice of a and b: the last two variables that descend."""
-    return slice(primal[-1].stop - 2, primal[-1].stop)
 
 
 @dataclasses.dataclass(frozen=True)

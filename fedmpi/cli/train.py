@@ -109,19 +109,29 @@ def train(**settings: Any) -> Run:
     ...
 
     Args:
-        settings: those of the command line by their names (`python -m fedmpi.train --help`), of algorithm, task,
-            oracle, model and partition also as a dict like {"name": "fafed", "step_size": 0.01} or as an object:
-            an `Algorithm`, a module or a function that makes one, ... And:
-            data: also a list with one `torch.utils.data.Dataset` per client, or a function of a client's number
-                that makes it; their items are (input, label), or with task = "regression" or "multilabel"
-                (input, target).
-            test_data: beside such data, a Dataset that all ranks have, or None.
-            preset, config: as on the command line.
-            on_round, on_evaluation: called on every rank after every round, and after every evaluation, with the
-                record of the round, a dict of numbers; the run ends if one returns True.
-            parts: list of `fedmpi.Part`s, which see every round and may add to its record.
-            verbose: whether rank 0 prints the progress and the result, as the command does.
-            comm: an mpi4py communicator; default: COMM_WORLD.
+        algorithm: how the silos learn together: a name, a dict like {"name": "fafed", "step_size": 0.01}, or an
+            `Algorithm`.
+        task: what is learned: a name, a dict, or an object like a `Task` of your own; beside Datasets as data,
+            "classification" (the default), "regression" or "multilabel".
+        data: the name or the path of a data file; or a list with one `torch.utils.data.Dataset` per client, or a
+            function of a client's number that makes it; their items are (input, label), or (input, target).
+        test_data: beside Datasets, a Dataset that all ranks have, or None.
+        cache: whether such Datasets are read once and kept in memory; their items must then be always the same.
+        model: a name, a dict, a `torch.nn.Module` (a copy is trained), or a function that makes one.
+        partition: how the samples of one file are divided among the clients: a name, a dict or an object.
+        oracle: how gradients are computed: a name, a dict or an object; None: as the algorithm needs them.
+        aggregation: how the clients' rows become one: a name, a dict or an object; None: their mean.
+        codec: how the rows are made smaller before they are sent: a name, a dict or an object; None: not at all.
+        stages: what becomes of each client's rows before: names, or objects.
+        preset: name of a paper's experiment, whose settings are the defaults; the other arguments override it.
+        config: path of a settings file; the other arguments override it.
+        on_round: function that is called on every rank after every round, with its record, a dict of numbers; the run
+            ends if it returns True.
+        on_evaluation: the same, after every evaluation.
+        parts: list of `fedmpi.Part`s, which see every round and may add to its record.
+        verbose: whether rank 0 prints the progress and the result, as the command does.
+        comm: an mpi4py communicator; default: COMM_WORLD.
+        settings: every setting of a run by its name, like rounds=50; `python -m fedmpi.train --help` lists them.
 
     Returns:
         a `fedmpi.training.api.Run`, on every rank: `model`, `metrics`, `final`, `folder`, `settings`, `frame()`.

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import sys
+import traceback
 
 import numpy as np
 
@@ -27,7 +29,7 @@ def _share_once(link, action, kind):
     """What rank 0 finds as text, on all ranks; anything, if it is lost."""
     found = json.dumps(agree(link, action if link.rank == 0 else lambda: None)).encode()
     size = int(link.allgather([len(found)], "machinery")[0, 0])
-    text = np.frombuffer(found, np.uint8).copy() if link.rank == 0 else np.empty(size, np.uint8)
+    text = np.frombuffer(found, np.uint8).copy() if link.rank == 0 else np.zeros(size, np.uint8)
     link.broadcast(text, kind)
     return text.tobytes()
 
@@ -38,7 +40,8 @@ def agree(link, action, tells=False):
     If `action` is collective itself, it must fail on all ranks or on none.
 
     `tells`: whether the line goes to the other ranks: only if it is about settings, for it quotes what is wrong. If
-    not, they know which rank has an error, and `UserError.where`, and the line may quote what a silo's data contain.
+    not, or if code of the user has raised it, they know which rank has an error, and `UserError.where`, and the line
+    may quote what a silo's data contain.
 
     Raises:
         AgreedUserError: on every rank, if `action` fails on any; the lowest such rank prints its line.
@@ -59,12 +62,24 @@ def agree(link, action, tells=False):
     cause = error and error.__cause__
     where = f"on rank {failing}: " if failing > 0 else ""
     if tells:
-        raise agreed_error(link, f"{where}{error}" if failing == link.rank else None) from cause
+        is_told = failing != link.rank or not _may_quote(error)
+        text = f"{where}{error}" if is_told else f"on rank {failing}: an error, which that rank prints"
+        agreed = agreed_error(link, text if failing == link.rank else None)
+        raise (agreed if is_told else AgreedUserError(f"{where}{error}", failing == link.rank)) from cause
     place = error.where if error is not None and failing == link.rank else ""
     place = link.allgatherv(list(place.encode()), "errors").astype(np.uint8).tobytes().decode()
     if error is None:
         error, where = f"an error{place and f' in {place}'}, which that rank prints", f"on rank {failing}: "
     raise AgreedUserError(f"{where}{error}", failing == link.rank) from cause
+
+
+def _may_quote(error):
+    """Whether it says what code of the user has raised, which may have read data."""
+    is_raised = error.__traceback__ is not None  # else `agree` has made it, of its cause
+    trace = (error if is_raised else error.__cause__).__traceback__
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(trace)]
+    others = [package for package in packages if package not in sys.stdlib_module_names]
+    return others[-1:] != ["fedmpi"] or (is_raised and error.__cause__ is not None)
 
 
 def agreed_error(link, text):

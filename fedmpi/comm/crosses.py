@@ -74,7 +74,7 @@ _KINDS = {
     "slices": Kind(
         "as rows, but of each single client, cut into as many slices as there are ranks",
         only_if="--aggregation median, trimmed_mean or centred_clipping, one of your own that calls reduce_slices, "
-        "--codec half, or --aggregation reproducible where no rank has several clients",
+        "--codec half, or --aggregation reproducible or --codec fixed where no rank has several clients",
         when="as rows",
         to="each rank gets one slice of every client, and all ranks the result; ranks of one machine can read all",
         kept="as rows",
@@ -146,8 +146,8 @@ _KINDS = {
     "hidden sums": Kind(
         "numbers that have no meaning alone: those of each rank plus random ones that vanish in the sum over all "
         "ranks; the sums are numbers of rows, sums, squares and how many rows lie below some values, of all silos "
-        "together; for intervals, how many cases one method has right and another one not. With two ranks, each "
-        "can subtract its own",
+        "together; for intervals, how many cases one method has right and another one not, and metrics of cases "
+        "that are drawn anew. With two ranks, each can subtract its own",
         only_if="fedmpi data statistics, --baselines",
         when="when it runs; when baselines are compared",
         kept="(printed; with --columns in that file)",
@@ -219,11 +219,12 @@ _KINDS = {
     # Programs of the user's own.
     "weights": Kind(
         "the weight of each rank, which may be its number of samples",
-        only_if="fedmpi.join, fedmpi.average",
+        only_if="fedmpi.join, fedmpi.average; not with the aggregation Masked(hidden_weights=True)",
         when="when the loop begins, once",
     ),
     "your numbers": Kind(
-        "the numbers that your program gives to fed.mean, fed.any, fed.batches (a length) or Recording(evaluate=...)",
+        "the numbers that your program gives to fed.any, fed.batches (a length) and, but with masked sums, to fed.mean "
+        "or Recording(evaluate=...). The callback for Trainer gives metrics, and of each step the labels per sample",
         only_if="fedmpi.join, fedmpi.average",
         when="at each call",
         kept="metrics.jsonl (those of evaluate)",
@@ -236,8 +237,8 @@ _KINDS = {
     ),
     # The run itself.
     "run": Kind(
-        "what rank 0 reads or decides for all: the run folder's name, its checkpoints, the records of its rounds with "
-        "the metrics of each client",
+        "what rank 0 reads or decides for all: the run folder's name; of a run that goes on, its settings, which "
+        "checkpoints it has, and the records of its rounds with the metrics of each client",
         when="before training and after it, once each",
     ),
     "model": Kind(
@@ -246,8 +247,8 @@ _KINDS = {
         when="before training, once",
     ),
     "checkpoints": Kind(
-        "size and checksum of the file with each client's state, which stays where its rank wrote it; of a run that "
-        "goes on, the state that all ranks have in common, as rank 0 reads it",
+        "size and checksum of the file with each client's state (within a round: with each rank's), which stays where "
+        "its rank wrote it; of a run that goes on, the state that all ranks have in common, as rank 0 reads it",
         only_if="a checkpoint is written, or the run goes on from one",
         when="with every checkpoint",
         kept="checkpoints/",
@@ -265,13 +266,14 @@ _KINDS = {
     ),
     "settings": Kind(
         "settings, versions of the software, and short fingerprints of the model's layers, initial values and the "
-        "user's code, by which who has the same can recognise it; where ranks differ, what the first difference is: a "
-        "setting, a number in the code, a tensor of at most 4 numbers; of words in the code only a fingerprint",
-        when="before training, once; of a loop of your own also at its end",
+        "user's code, by which who has the same can recognise it; where ranks differ, names of functions, classes and "
+        "layers in the code, and what the first difference is: a setting, a number in the code, a tensor of at most 4 "
+        "numbers; of words in the code only a fingerprint; of the names of what a loop measures, a fingerprint",
+        when="before training, once; of a loop of your own also at its evaluations and its end",
     ),
     "errors": Kind(
         "of an error in a silo's data: which line, row or sample it is in, not what stands there; only the silo itself "
-        "prints that. Of an error in settings: the line that is printed",
+        "prints that. Of an error in settings: the line that is printed, unless it says what code of yours has raised",
         only_if="a rank meets an error, or a loss is not finite",
         when="once, as the run ends",
         kept="diverged.txt",

@@ -6,6 +6,8 @@ sends to all is without meaning alone, and only in the sum the random numbers va
 always can.
 """
 
+import itertools
+import math
 import os
 from fractions import Fraction
 
@@ -17,8 +19,17 @@ BYTES = 288  # of a number modulo 2^(8 BYTES): float64 have 1024 binary digits b
 
 def hidden_sum(link, values):
     """[n] float64: the sums of all ranks' [n] finite numbers, correctly rounded. Collective on the link."""
-    values = np.asarray(values, np.float64)
-    parts, modulus = [_as_whole(value) for value in values.tolist()], 2 ** (8 * BYTES)
+    return np.array([part / 2**DIGITS for part in _totals(link, np.asarray(values, np.float64).tolist())])
+
+
+def exact_hidden_sum(link, values):
+    """The sums, as `Fraction`s, of all ranks' n numbers: float64, or sums of them. Collective on the link."""
+    return [Fraction(part, 2**DIGITS) for part in _totals(link, values)]
+
+
+def _totals(link, values):
+    """The sums of all ranks' n numbers, times 2^DIGITS. Collective."""
+    parts, modulus = [_as_whole(value) for value in values], 2 ** (8 * BYTES)
     if link.size > 1:
         masks = np.frombuffer(os.urandom(BYTES * len(parts) * link.size), np.uint8).reshape(-1, BYTES)
         wanted = [np.arange(len(parts)) + len(parts) * rank for rank in range(link.size)]
@@ -30,7 +41,15 @@ def hidden_sum(link, values):
         everyone = link.alltoallv(own.reshape(-1, BYTES), [np.arange(len(parts))] * link.size, "hidden sums")
         parts = [sum(map(_number, everyone[place :: len(parts)])) % modulus for place in range(len(parts))]
         parts = [part - modulus if part >= modulus // 2 else part for part in parts]
-    return np.array([float(Fraction(part, 2**DIGITS)) for part in parts])
+    return parts
+
+
+def exact_sum(values):
+    """The sum of finite float64 as a `Fraction`, of which nothing is rounded."""
+    values, parts = np.asarray(values, np.float64).tolist(), []
+    while part := math.fsum(itertools.chain(values, parts)):
+        parts.append(-part)
+    return -sum(map(Fraction, parts), Fraction())
 
 
 def _as_whole(value):

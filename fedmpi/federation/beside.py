@@ -19,7 +19,8 @@ class Beside:
             rank. device: of the block.
 
     Attributes:
-        aggregation: the same. region: what the current exchange averages of the block.
+        aggregation: the same. most_numbers: of the exchange with most of them. region: what the current exchange
+            averages of the block.
         numbers: [k] of the current exchange, of the client whose turn it is. averages: [k] what becomes of them; the
             same memory if the client is the only one.
         work, wide: [n] the buffers, of this client and averaged.
@@ -32,14 +33,14 @@ class Beside:
             self._work, self._block = torch.zeros(2, numel, dtype=torch.float64, device=device)
         else:
             self._work = self._block = aggregation.block
-        self._most = 0 if aggregation is None else aggregation.layout.dim * len(aggregation.layout.rows)
-        self.work, self.wide = self._work[self._most :], self._block[self._most :]
+        self.most_numbers = 0 if aggregation is None else aggregation.layout.dim * len(aggregation.layout.rows)
+        self.work, self.wide = self._work[self.most_numbers :], self._block[self.most_numbers :]
         self.begin_exchange(0, 0)
 
     def begin_exchange(self, count: int, num_wide: int) -> None:
         """Whether the next exchange averages anything: `count` numbers, and as many elements of the buffers."""
-        self.region = slice(self._most - count, self._most + num_wide)
-        numbers = slice(self.region.start, self._most)
+        self.region = slice(self.most_numbers - count, self.most_numbers + num_wide)
+        numbers = slice(self.region.start, self.most_numbers)
         self.numbers, self.averages = self._work[numbers], self._block[numbers]
 
     @property

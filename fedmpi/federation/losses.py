@@ -34,7 +34,8 @@ class Losses:
     Attributes, from `collect` on:
         total: their sum; totals: of each client. number: of losses. With weights: a client's mean loss times its
             weight, and the sum of the weights.
-        numbers: of each client, like totals. exponents: after `measure`, of all clients.
+        numbers: of each client, like totals. weights: [of each client], if they are one of the sums.
+        exponents: after `measure`, of all clients.
         left_out: clients that `leave_out_if_faulty` has left out.
         bad_client: the first client with a value that is not finite, or -1; bad_row: the position of its row with
             that value, -1 if it is the sum of its losses; plus `AFTER` times the number of the stage that made it.
@@ -47,21 +48,26 @@ class Losses:
         self.total, self.number, self.bad_client, self.bad_row = 0.0, 0.0, -1, -1
         self.totals: list[float] = []
         self.numbers: list[float] = []
+        self.weights: list[list[float]] = []
         self._on_gpu, self._weights = on_gpu, weights
         self._places: Sequence[int] | None = None
+        self._sums_weights = False
         self.exponents: list[int] = []
         self._rows_of: dict[int, Any] = {}  # number of a client -> what is known of its rows, see `check_rows`
         self._losses_of: dict[int, list[torch.Tensor]] = {}  # number of a client -> its losses, 0-d tensors
         self.left_out: list[int] = []  # numbers of clients
 
-    def measure(self, places: Sequence[int], weights: Mapping[int, float], least: int) -> None:
+    def measure(
+        self, places: Sequence[int], weights: Mapping[int, float], least: int, sums_weights: bool = False
+    ) -> None:
         """From now on, find out how large values are.
 
         Args:
             places: of each row that is sent, each float buffer, and each number: the position of its exponent.
             weights: number of a client -> its weight. least: how many exponents there are at least.
+            sums_weights: whether the weights of those that count are one of the sums of `terms_of`.
         """
-        self._places, self._factors = places, weights
+        self._places, self._factors, self._sums_weights = places, weights, sums_weights
         self.exponents = [LOWEST] * max(least, *(place + 1 for place in places), 0)
 
     def check_rows(
@@ -125,6 +131,7 @@ class Losses:
         losses = [loss for of_client in self._losses_of.values() for loss in of_client]
         values = iter(torch.stack(losses).tolist() if losses else ())
         bad_rows = self._collect_rows(is_measured=True)
+        self.weights = [[self._factors[client] for client in self._losses_of]] if self._sums_weights else []
         for client, of_client in self._losses_of.items():
             total = float(sum(itertools.islice(values, len(of_client))))
             number: float = len(of_client)
@@ -265,7 +272,7 @@ class Reports:
         if exponents:  # of what is not finite, the message says what it is
             own_numbers[:2], own_numbers[3] = [losses.total if losses.bad_client >= 0 else 0.0, 0.0], 0
             of_terms = [exponent_above(max(map(abs, terms), default=0)) for terms in terms_of(losses, num_gradients)]
-            exponents = [*losses.exponents, *exponents[len(losses.exponents) : -NUM_TERMS], *of_terms]
+            exponents = [*losses.exponents, *exponents[len(losses.exponents) : -len(of_terms)], *of_terms]
         everywhere = self._everyone([*own_numbers, *flags, *exponents])
         _check_same_call(link, everywhere, rounds_done)
         totals, numbers, bad_clients, gradients, requests, bad_rows, left_out, *rest = zip(*everywhere)
@@ -326,12 +333,12 @@ class Reports:
         _check_same_call(self._link, self._everyone(self._numbers_of(call)), rounds_done, error)
 
 
-NUM_TERMS = 3
+NUM_TERMS = 3  # without weights
 
 
 def terms_of(losses: Losses, num_gradients: int) -> list[list[float]]:
-    """This rank's terms of the sums of losses, of what they are divided by, and of gradients."""
-    return [losses.totals, losses.numbers, [num_gradients]]
+    """This rank's terms of the sums of losses, of what they are divided by, of gradients, and perhaps of weights."""
+    return [losses.totals, losses.numbers, [num_gradients], *losses.weights]
 
 
 def _check_same_call(

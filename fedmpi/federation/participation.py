@@ -3,13 +3,16 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any
 
 from fedmpi.federation.round import Round
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.streams import generator
+from fedmpi.ground.text import short
 
 NONE: frozenset[int] = frozenset()
+FARTHEST = 1e20  # from 1: rows of float32 times it, and their sums, are finite
 
 
 def spread(num_clients: int, num_ranks: int) -> list[range]:
@@ -40,6 +43,33 @@ def draw_participants(num_clients: int, participation: float, seed: int, round_i
     return sorted(int(c) for c in drawn)
 
 
+def checked_weights(weights: Any, num_clients: int) -> list[float]:
+    """The weights of clients 0, 1, ... as a list, from a list, an array or a tensor.
+
+    Raises:
+        UserError: if they are not one number for each client, from 1 / FARTHEST to FARTHEST.
+    """
+    if isinstance(weights, str | bytes | Mapping | Set) or not isinstance(weights, Iterable):  # a set has no order
+        raise UserError(f"weights = {short(repr(weights))}: expected a list, an array or a tensor, a number per client")
+    given = weights.tolist() if hasattr(weights, "tolist") else list(weights)
+    given = given if isinstance(given, list) else [given]
+    if len(given) != num_clients:
+        raise UserError(f"weights: {len(given)} given: expected one for each of the {num_clients} clients")
+    for client, weight in enumerate(given):
+        try:
+            is_weight = not isinstance(weight, str | bytes) and 0 < float(weight) < math.inf
+        except (TypeError, ValueError, OverflowError):
+            is_weight = False
+        if not is_weight:
+            raise UserError(f"weights: client {client} has {short(repr(weight))}: expected a finite number > 0")
+        if not 1 / FARTHEST <= weight <= FARTHEST:
+            raise UserError(
+                f"weights: client {client} has {weight}: expected {1 / FARTHEST:g} to {FARTHEST:g}, so that sums of "
+                "weighted rows are finite; only the weights' ratios matter"
+            )
+    return [weight if isinstance(weight, int | float) else float(weight) for weight in given]
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Which clients take part in which round, for how many steps, and with which weight; the same on every rank.
@@ -53,9 +83,11 @@ class Plan:
         chosen: `chosen(round_index) -> client` that works if only one does; None: drawn uniformly.
         weights: a number > 0 per client, its weight in every average: a list, an array or a tensor; None: all equal.
         seed: of the run; what all ranks draw comes from it.
+        hidden_weights: instead of `weights`: number -> weight of this rank's clients, which no other rank knows; for an
+            aggregation with `hidden_weights`. In a `Round` all clients then weigh the same.
 
     Raises:
-        UserError: if there is no client, a client has no local step, or the weights are not one finite number > 0 each.
+        UserError: if there is no client, a client has no local step, or the weights are wrong (see `checked_weights`).
     """
 
     num_clients: int
@@ -65,22 +97,15 @@ class Plan:
     weights: Sequence[float] | None = None
     seed: int = 0
     dealt_steps: Callable[[int, int], int] | None = None
+    hidden_weights: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.weights is not None:  # an array has no truth value
-            numbers = self.weights.tolist() if hasattr(self.weights, "tolist") else list(self.weights)
-            object.__setattr__(self, "weights", numbers if isinstance(numbers, list) else [numbers])
         if self.num_clients < 1:
             raise UserError(f"num_clients = {self.num_clients}: expected at least 1")
         if min(self._steps) < 1:
             raise UserError(f"local_steps = {min(self._steps)}: expected at least 1 for every client")
-        if len(self._all_weights) != self.num_clients:
-            raise UserError(
-                f"weights: {len(self._all_weights)} given: expected one for each of the {self.num_clients} clients"
-            )
-        for client, weight in enumerate(self._all_weights):
-            if isinstance(weight, list) or not 0 < weight < math.inf:
-                raise UserError(f"weights: client {client} has {weight}: expected a finite number > 0")
+        if self.weights is not None:  # an array has no truth value
+            object.__setattr__(self, "weights", checked_weights(self.weights, self.num_clients))
 
     @functools.cached_property
     def _steps(self) -> list[int]:
@@ -89,6 +114,11 @@ class Plan:
     @functools.cached_property
     def _all_weights(self) -> list[float]:
         return [1] * self.num_clients if self.weights is None else list(self.weights)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether clients' weights may differ."""
+        return bool(self.weights or self.hidden_weights)
 
     def steps_of(self, client: int, round_index: int = -1) -> int:
         """Number of local steps of a client in a round; -1: in no round in particular."""
@@ -99,7 +129,7 @@ class Plan:
     def weights_in(self, current: Round, alone: bool) -> dict[int, float]:
         """Number -> weight of the clients in an exchange of the round `current`: all, or one that works alone."""
         clients = [self.draw_one(current)] if alone else current.participants
-        return {client: self._all_weights[client] for client in clients}
+        return {client: (self.hidden_weights or {}).get(client, self._all_weights[client]) for client in clients}
 
     def start(self, lost: frozenset[int] = NONE) -> Round:
         """The `Round` before the first one: all clients that are not lost take part, and no local step is made."""

@@ -72,6 +72,7 @@ class Parts:
         check_rows(algorithm)
         sending, x = sending or Sending(), variables.x
         _check_alone(algorithm, sending.aggregation)
+        _check_weights(plan, sending.aggregation)
         self.algorithm, self.link, self.plan = algorithm, link, plan
         sent = _sent_buffers(variables, in_order=bool(sending.codec) or not sending.aggregation.leaves_out_constants)
         if sent.parts and 0 < len(algorithm.exchanged) == len(skipping_rows(algorithm)):
@@ -164,6 +165,15 @@ def _named(aggregation: Aggregation, stages: dict[str, Stage], clients: list[Cli
     found |= {f"stages/{name}": stage for name, stage in stages.items()}
     found["oracle"] = clients[0].oracle.kind if clients else None
     return {name: part for name, part in found.items() if part is not None}
+
+
+def _check_weights(plan: Plan, aggregation: Aggregation) -> None:
+    """Raise UserError if ranks do not know all weights, and the aggregation needs to."""
+    if plan.hidden_weights is not None and not getattr(aggregation, "hidden_weights", False):
+        raise UserError(
+            f"aggregation {command_name(type(aggregation))} divides by the sum of all clients' weights, and ranks do "
+            "not know those of others: expected aggregation masked with hidden_weights"
+        )
 
 
 def _check_alone(algorithm: Algorithm, aggregation: Aggregation) -> None:

@@ -19,6 +19,7 @@ from fedmpi.oracles.flat_module import FlatModule
 Rows = dict[str, torch.Tensor]
 
 PRIVATE = "private"  # the entry of `Client.kept` with a client's private values: name of a row, or BUFFERS -> tensor
+NUMBERS = "numbers"  # beside them: the last numbers that the client has sent, of which it is the only one, too
 BATCH_NORM = "bn"  # in a list of patterns: all batch-norm layers
 
 
@@ -44,12 +45,11 @@ class PrivateParts:
 
     def __init__(self, store: RowStore, variables: Variables, clients: list[Client]) -> None:
         self._store, device = store, variables.x.device
-        self._at, self._buffers_at = (
-            _positions(parts, device) for parts in (variables.private, variables.private_buffers)
-        )
+        private = sorted(variables.private, key=lambda piece: piece.start)
+        self._at, self._buffers_at = (_positions(parts, device) for parts in (private, variables.private_buffers))
         self.is_everything = len(self._at) == variables.x.numel()
         self._is_used = len(self._at) + len(self._buffers_at) > 0
-        self._segments = _compact(variables.private)
+        self._segments, self._ascent = _compact(private), _ascent_among(private, variables)
         self._start = variables.x[self._at].clone()  # of x
         self._buffers_start = store.buffers[self._buffers_at].clone()
         for client in clients if self else ():
@@ -57,6 +57,8 @@ class PrivateParts:
             values = {name: row.new_zeros(len(self._at)) for name, row in rows.items()}
             values["x"].copy_(self._start)
             client.kept[PRIVATE] = {**values, BUFFERS: self._buffers_start.clone()}
+            if most := store.beside.most_numbers:
+                client.kept[PRIVATE][NUMBERS] = torch.zeros(most, dtype=torch.float64, device=device)
 
     def __bool__(self) -> bool:
         return self._is_used
@@ -96,6 +98,8 @@ class PrivateParts:
             values[BUFFERS].copy_(client.buffers[self._buffers_at])
         for name in averaged:
             values[name].copy_(client.rows[name][self._at])
+        if count := len(client.numbers):
+            values[NUMBERS][:count] = client.numbers
         self.clear(self._rows(client), client.buffers)
         if self._store.layout.kinds.get("x") == "difference" and client.round_index >= 0:
             client.rows["x"][self._at] = 0.0
@@ -105,11 +109,16 @@ class PrivateParts:
         for client in clients if self and len(self._at) else ():
             if then is None or client.round is None:
                 continue
-            values = {name: row for name, row in client.kept[PRIVATE].items() if name != BUFFERS}
-            server = Server(values, 1, self._segments, len(self._at))
-            server.numbers = self._store.beside.averages
+            kept = client.kept[PRIVATE]
+            values = {name: row for name, row in kept.items() if name not in (BUFFERS, NUMBERS)}
+            server = Server(values, 1, self._segments, len(self._at), self._ascent)
+            server.numbers = kept[NUMBERS][: len(client.numbers)] if NUMBERS in kept else client.numbers
             server.round = dataclasses.replace(
-                client.round, participants=(client.index,), weights=(1.0,), participation=1.0
+                client.round,
+                participants=(client.index,),
+                weights=(1.0,),
+                participation=1.0,
+                num_steps=float(client.num_steps),
             )
             then(server)
         self.clean()
@@ -141,6 +150,15 @@ def _positions(slices: Sequence[slice], device: torch.device) -> torch.Tensor:
     """[p] the positions in some slices."""
     pieces = [torch.arange(piece.start, piece.stop, device=device) for piece in slices]
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64, device=device)
+
+
+def _ascent_among(private: Sequence[slice], variables: Variables) -> slice | None:
+    """Which of the private values, in ascending order, are in the part of x that ascends; None: none of them."""
+    part = range(variables.x.numel())[variables.ascent or slice(0)]
+    begin, end = (
+        sum(len(range(piece.start, min(piece.stop, edge))) for piece in private) for edge in (part.start, part.stop)
+    )
+    return slice(begin, end) if begin < end else None
 
 
 def _compact(slices: Sequence[slice]) -> list[slice]:

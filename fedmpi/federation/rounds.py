@@ -167,7 +167,7 @@ class Federation(Parts):
                 store.beside.begin(dataclasses.replace(self.moment, serial=self._serial), weights)
         except UserError as error:  # on every rank
             raise agreed_error(self.link, f"{current}: {error}" if self.link.rank == 0 else None) from None
-        self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.weights else None)
+        self._losses = Losses(store.block.device.type != "cpu", weights if self.plan.is_weighted else None)
         self._scales.begin(self._losses, len(exchange.rows))
         return [client for client in self.clients if client.index in weights]
 
@@ -233,7 +233,7 @@ class Federation(Parts):
         self._losses.collect()
         began, gradients = time.perf_counter(), sum(client.num_gradients for client in self.clients)
         self.seconds["local"] += began - self._began
-        unreported, self.num_reported = gradients - self.num_reported, gradients
+        unreported = gradients - self.num_reported
         report = self.reports.exchange(self._losses, unreported, self._request(), self.round_index)
         self.check_lost()
         self.requests |= report.requests
@@ -257,7 +257,7 @@ class Federation(Parts):
             client.skipped.difference_update(rows)
         self.use_averages(self.exchange.then, self.aggregation.weights)
         mean, num_gradients = self._scales.take(report)
-        self.num_gradients += num_gradients
+        self.num_gradients, self.num_reported = self.num_gradients + num_gradients, gradients
         return mean
 
     def end_round(self, losses: list[tuple[Exchange, float]]) -> float:

@@ -21,6 +21,35 @@ from fedmpi.ground.errors import UserError
 from fedmpi.oracles import FunctionOracle, LossFunctionOracle
 
 
+class Trace(list[dict[str, Any]]):
+    """What `fedmpi.simulate` returns: a list of records, one for every moment; `rounds` has one for every round.
+
+    >>> import fedmpi
+    >>> fedavg = fedmpi.algorithms.FedAvg(step_size=0.5)
+    >>> trace = fedmpi.simulate(fedavg, lambda i, x, sample: x - i, x0=[4.0], num_clients=2, rounds=3, local_steps=1)
+    >>> [record["x"].tolist() for record in trace.rounds]
+    [[2.25], [1.375], [0.9375]]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clients: list[tuple[int, ...]] = []  # of each round: its participants
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """One record (a dict) per round, in order: the state after its communication, so ``rounds[-1]`` is the result.
+
+        `round` counts from 0; `x` is the server's x, [dim], a numpy array of simulate's dtype; `participants` is the
+        tuple of the clients that took part; `rows` is as in the list's records: the server's rows [dim], x and the
+        clients' rows [num_clients, dim]. The state before round 0 is not in it: that is ``trace[0]``.
+        """
+        after = [record for record in self if record["step"] is None and record["round"] >= 0]
+        return [
+            {"round": record["round"], "x": record["rows"]["x"][0], "participants": clients, "rows": record["rows"]}
+            for record, clients in zip(after, self._clients)
+        ]
+
+
 def simulate(
     algorithm: Algorithm,
     gradient: Callable[[int, torch.Tensor, int], Any] | None = None,
@@ -41,7 +70,7 @@ def simulate(
     smoothing: float = 1e-3,
     sending: Sending | None = None,
     weights: Any = None,
-) -> list[dict[str, Any]]:
+) -> Trace:
     """Run an algorithm on given gradients, or on given losses, and return its rows at every moment.
 
     The loop is the one of the real run (`fedmpi.federation`); only the oracle and the link differ.
@@ -83,13 +112,13 @@ def simulate(
         sending: a `fedmpi.Sending`: what becomes of the clients' rows; None: their mean.
 
     Returns:
-        list of records (dicts): one after the start (round -1), one after every local step, one
+        a `Trace`, a list of records (dicts): one after the start (round -1), one after every local step, one
         after every round's communication (after the second one if a round has two averages). `round`
         counts from 0; `step` counts the round's local steps from 0 and is None after the start and
         after a communication; `rows` maps each row's name to a numpy array: a client's exchanged rows
         and own rows as [num_clients, dim], the server's own as [dim], and x always as
         [num_clients, dim]. During a round the exchanged rows of an absent client are those that the
-        round began with.
+        round began with. Its attribute `rounds` has one record per round: `round`, `x` [dim], `participants`, `rows`.
 
     Raises:
         UserError: if x0 is missing, if neither `gradient` nor `loss` with `directions` is given, or if
@@ -150,7 +179,7 @@ class _Recorder(Observer):
     """Collects the rows of clients that work in turn into records of all clients at one moment."""
 
     def __init__(self, algorithm: Algorithm, num_clients: int) -> None:
-        self.trace: list[dict[str, Any]] = []
+        self.trace = Trace()
         self._num_clients = num_clients
         self._shown = (*algorithm.exchanged, *algorithm.client_rows)
         self._steps: dict[int, dict[int, Any]] = {}  # step -> client -> rows, of the current round
@@ -168,6 +197,8 @@ class _Recorder(Observer):
         self._steps = {}
         self._before, self._server_before = self._between_rounds(federation), self._server(federation)
         self._add(round_index, None, self._before, self._server_before)
+        if round_index >= 0:
+            self.trace._clients.append(federation.current.participants)
 
     def _between_rounds(self, federation: Federation) -> dict[int, Any]:
         """Rows of every client between two rounds: the averages, and its own rows."""

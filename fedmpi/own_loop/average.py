@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedmpi.aggregation.base import Aggregation
 from fedmpi.aggregation.sending import chosen
+from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.agreement import agree
 from fedmpi.comm.job.code import check_same_code
 from fedmpi.comm.job.opening import TIMEOUT, open_link
@@ -38,7 +39,7 @@ ALIGNMENT = 16  # elements: every parameter begins on a cache line, as it does i
 def average(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
-    every: int = 10,
+    every: int | None = 10,
     exchange: str | Iterable[str] = (),
     outer: Literal["none", "momentum", "nesterov", "adam"] = "none",
     comm: "MPI.Intracomm | None" = None,
@@ -81,7 +82,8 @@ def average(
             of a float32 vector), and begin with the values of rank 0; frozen parameters must be the same on all ranks.
             Float buffers that change (batch-norm statistics) are averaged too.
         optimizer: a `torch.optim.Optimizer`, or several; needed for `exchange`.
-        every: q, optimizer steps between two averages.
+        every: q, optimizer steps between two averages of the model. None: in each step the gradients are averaged:
+            ``fed.step()`` comes between ``backward()`` and ``optimizer.step()``, as in data-parallel training.
         exchange: names of the optimizer's state tensors that are averaged with the parameters.
         outer: what all ranks do with the averaged parameters: "none" takes them (local SGD), "momentum" (FedAvgM),
             "nesterov" (DiLoCo) and "adam" (FedAdam) treat the mean move as a negative gradient.
@@ -111,25 +113,29 @@ def average(
         UserError: on every rank: what was given, what is allowed.
     """
     link = open_link(comm, timeout)
-    numbers = {"every": every, "participation": participation, "seed": seed}
-    agree(link, lambda: check_arguments(model, weight=weight, **numbers), tells=True)
+    steps, numbers = 1 if every is None else every, {"participation": participation, "seed": seed}
+    agree(link, lambda: check_arguments(model, weight=weight, every=steps, **numbers), tells=True)
     optimizers = agree(link, lambda: _listed(optimizer), tells=True)
     algorithm = agree(link, lambda: _make_algorithm(outer, exchange, optimizers, settings, participation), tells=True)
+    if every is None:
+        others = {"exchange": exchange, "outer": outer != "none" and outer, "private": private, "record": record}
+        algorithm = agree(link, lambda: _gradients_alone(others | settings, participation), tells=True)
     module = unwrapped(model)
     agree(link, lambda: freeze_parameters(module, freeze), tells=True)
     sending = agree(link, lambda: chosen(aggregation, stages, codec, faulty), tells=True)
     recording = agree(link, lambda: chosen_recording(record), tells=True)
-    arguments = {**numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
+    arguments = {"every": every, **numbers, "outer": outer, "exchange": algorithm.names, **sending.as_texts()}
     arguments |= agree(link, lambda: check_may_differ(may_differ), tells=True)
     check_same(link, module, algorithm, arguments, buffers, private)
     check_same_code(link, {"model": module, **sending.as_objects()}, may_differ)
     flat = agree(link, lambda: _lay_out(module, algorithm.names))
 
     def make_oracle(client: Any) -> "OptimizerState":
-        return OptimizerState(client, flat, optimizers, algorithm.names)
+        kind = OptimizerState if every else Gradients
+        return kind(client, flat, optimizers, algorithm.names)
 
     choices = Choices(buffers, private, participation, seed, sending, recording is not None)
-    averaged = Averaged(module, algorithm, make_oracle, link, flat, every, weight, choices)
+    averaged = Averaged(module, algorithm, make_oracle, link, flat, steps, weight, choices)
     kept = {"buffers": buffers, "private": private or None}
     objects = {f"optimizer {number}": torch_optimizer for number, torch_optimizer in enumerate(optimizers)}
     averaged._record(recording, objects, {"algorithm": "average", "local_steps": every, **arguments, **kept})
@@ -168,8 +174,19 @@ def _make_algorithm(
         raise UserError(f"exchange = {names}: expected participation = 1: an absent rank's optimizer has no such state")
     algorithm = _algorithm(outer)
     offered = [name for name in OUTER_SETTINGS if name in algorithm.__dataclass_fields__]
-    check_known(f"outer {outer}", offered, settings)
+    check_known(f"outer {outer}", offered, settings, average)
     return algorithm(**settings, names=names)
+
+
+def _gradients_alone(others: dict[str, Any], participation: float) -> Any:
+    """The algorithm; raises UserError for an argument that is about averages of the model."""
+    if participation < 1:
+        raise UserError(f"participation = {participation}, every = None: expected all ranks, or local steps, every=10")
+    for name, value in others.items():
+        if value:
+            raise UserError(f"{name} = {value!r}, every = None: expected a number of local steps with it, every=10")
+    algorithm: Any = _Gradients
+    return algorithm()
 
 
 OUTER_SETTINGS = ("server_step_size", "momentum", "second_moment_decay", "epsilon", "correction", "v0")
@@ -196,6 +213,22 @@ class _Local:
 
     def upload(self, client: Any, server: Any, oracle: Any) -> None:
         """Copy into the rows what the optimizer has put elsewhere."""
+        oracle.collect()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gradients(Algorithm):
+    """The average of gradients, with which all ranks' optimizers make the same step."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    exchanged = ("g",)
+    kinds = {"g": "gradient"}
+    server_rows = ("x",)
+
+    def local_step(self, client: Any, server: Any, oracle: Any) -> None:
+        """`backward()` has made it."""
+
+    def upload(self, client: Any, server: Any, oracle: Any) -> None:
         oracle.collect()
 
 
@@ -315,6 +348,20 @@ class OptimizerState(Oracle[Any]):
             )
 
 
+class Gradients(OptimizerState):
+    """The gradients of the parameters as the row g of a client: 0 where there is none."""
+
+    def collect(self) -> None:
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self._flat.parameters]
+        self._flat.flatten(gradients, self.client.rows["g"])
+
+    def spread(self) -> None:
+        """Give the parameters the averaged gradients."""
+        for parameter, view in zip(self._flat.parameters, self._flat.views(self.client.rows["g"])):
+            if parameter.requires_grad:
+                parameter.grad = view.to(parameter.dtype, copy=True)
+
+
 class Averaged(OwnLoop):
     """What `fedmpi.average` returns; see `OwnLoop` for `batches`, `finish`, `accounts`, `state_dict`."""
 
@@ -327,6 +374,8 @@ class Averaged(OwnLoop):
     def step(self, loss: Any = None) -> None:
         """Say that the optimizer has made a step; after every `every` of them, the average.
 
+        With `every` = None, say that the gradients are there, which become those of all ranks.
+
         Args:
             loss: of the step, if a loss that is not finite is to end the job on all ranks; also for `round_loss`. It is
                 not looked at if the rank does not take part in the round.
@@ -338,6 +387,8 @@ class Averaged(OwnLoop):
         if loss is not None and self.takes_part:
             self._client.oracle.losses.append(torch.as_tensor(loss).detach().reshape(()).double())
         self._advance()
+        if isinstance(self._client.oracle, Gradients):
+            self._client.oracle.spread()
 
     def finish(self) -> None:
         super().finish()

@@ -98,14 +98,18 @@ class OwnLoop:
         self._ranks = {int(rank) for rank in link.allgather([link.world_rank], "machinery")[:, 0]}
         agree(link, self._check_only_loop, tells=True)
         self._threads = _take_share_of_cores(link, by_load=not choices.is_recorded)
-        weights = link.allgather([weight], "weights")[:, 0]
-        if not (weights > 0).all():
-            raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
-        weights = None if (weights == weights[0]).all() else weights.tolist()
+        weights, hidden_weights = None, None
+        if getattr(choices.sending.aggregation, "hidden_weights", False):
+            hidden_weights = {link.rank: weight}
+        else:
+            weights = _weights_of_ranks(link, weight)
         draw = functools.partial(draw_participants, link.size, choices.participation, choices.seed)
         self._drawn = functools.lru_cache(maxsize=1)(draw) if choices.participation < 1 else None
-        plan = Plan(link.size, local_steps, self._drawn, weights=weights, seed=choices.seed)
-        places, own = _begin_equal(flat, link, weight, choices.buffers, choices.private)
+        plan = Plan(
+            link.size, local_steps, self._drawn, weights=weights, seed=choices.seed, hidden_weights=hidden_weights
+        )
+        hides = bool(choices.sending.aggregation.hides)
+        places, own = _begin_equal(flat, link, weight, choices.buffers, choices.private, hides)
         self._own_names = private_names(flat.module, choices.buffers, choices.private)
         parameters: Any = (*places, flat.buffer_parts, flat.names, flat.shapes)
         variables = Variables(flat.x, flat.buffers, flat.segments, None, *parameters)
@@ -225,8 +229,7 @@ class OwnLoop:
         Raises:
             UserError: on every rank, if a weight is negative or not finite, or the shapes differ.
         """
-        weights = self.federation.plan.weights
-        weight = (weights[self._link.rank] if weights else 1.0) if weight is None else float(weight)
+        weight = self._own_weight() if weight is None else float(weight)
         tensor = torch.as_tensor(value).detach()
         numbers = [weight, *tensor.double().reshape(-1).tolist()]
         if self.federation.aggregation.hides:
@@ -242,17 +245,27 @@ class OwnLoop:
             return mean.reshape(tensor.shape).tolist()
         return mean.reshape(tensor.shape).to(tensor.device, tensor.dtype if tensor.is_floating_point() else mean.dtype)
 
+    def _own_weight(self) -> float:
+        """This rank's weight in the averages; 1 if all are equal."""
+        plan, rank = self.federation.plan, self._link.rank
+        return float(plan.weights[rank] if plan.weights else (plan.hidden_weights or {}).get(rank, 1.0))
+
     def _hidden_mean(self, weight: float, *values: float) -> torch.Tensor:
         """The weighted mean of each of some values, of which no rank sees those of another one."""
-        link, called = self._link, self.federation.aggregation.called
-        if self._accounts is not None or link.add_hidden is None:
+        if self._accounts is not None or self._link.add_hidden is None:
+            called = self.federation.aggregation.called
             raise UserError(f"mean after finish: {called} can hide numbers no more: expected the call before it")
         self._announce(PAUSED)
-        check_equal(link, {"the number of values": str(len(values))}, "expected the same on all ranks")
+        check_equal(self._link, {"the number of values": str(len(values))}, "expected the same on all ranks")
         is_weight = 0 <= weight < math.inf
-        agree(link, lambda: is_weight or _no_weight(weight))
-        total, *sums = link.add_hidden([[weight], *([weight * value] if weight else [0.0] for value in values)])
+        agree(self._link, lambda: is_weight or _no_weight(weight))
+        total, *sums = self._hidden_sums([weight, *(weight * value if weight else 0.0 for value in values)])
         return torch.tensor([number / total if total else math.nan for number in sums], dtype=torch.float64)
+
+    def _hidden_sums(self, numbers: list[float]) -> list[float]:
+        """The sums over all ranks, which have called `_announce`, of which no rank sees the terms of another one."""
+        assert self._link.add_hidden is not None
+        return list(self._link.add_hidden([[number] for number in numbers]))
 
     def _ask(self, values: list[float]) -> Any:
         """[ranks, n] the [n] numbers of all ranks, also after `finish`."""
@@ -563,10 +576,21 @@ class OwnLoop:
         return self._client.rows.get("x", self.federation.server.x)
 
 
-def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str | None) -> tuple[Any, Any]:
+def _weights_of_ranks(link: Any, weight: float) -> list[float] | None:
+    """All ranks' weights; None if they are equal. Collective on the link."""
+    weights = link.allgather([weight], "weights")[:, 0]
+    if not (weights > 0).all():
+        raise UserError(f"weight = {weights.min():g}: expected a number > 0 on every rank")
+    return None if (weights == weights[0]).all() else list(weights.tolist())
+
+
+def _begin_equal(
+    flat: Any, link: Any, weight: float, buffers: str, private: str | None, hides: bool
+) -> tuple[Any, Any]:
     """Give all ranks the parameters of rank 0, and equal buffers. Collective on the link.
 
     The messages of `flat`, a `FlatModule`, become those of a user's own loop. For the others see `fedmpi.average`.
+     `hides`: whether no rank may see what others have.
     Returns (the private slices of (x, buffers), this rank's own (x, buffers)).
 
     Raises:
@@ -577,7 +601,13 @@ def _begin_equal(flat: Any, link: Any, weight: float, buffers: str, private: str
     own = flat.x.clone(), flat.buffers.clone()
     for tensor in (flat.x, flat.buffers, *(flat.counters if buffers == "rank0" else ())):
         _take_rank_0s(link, tensor)
-    if buffers == "average" and flat.num_buffers:
+    if buffers == "average" and flat.num_buffers and hides:
+        if link.first_rank_where(not torch.equal(own[1], flat.buffers)) is not None:
+            raise UserError(
+                "buffers = average: the ranks' models begin with different buffers, and their first average would show "
+                "what the aggregation hides: expected equal ones (load the same file on all ranks), or buffers='rank0'"
+            )
+    elif buffers == "average" and flat.num_buffers:
         total = link.allgather([weight], "weights").sum()
         for part in flat.buffer_parts:
             own_part, first = part.of(own[1]).double(), part.of(flat.buffers).double()

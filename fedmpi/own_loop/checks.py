@@ -1,8 +1,9 @@
 """What `join` and `average` check of their arguments before any work, on each rank and between the ranks."""
 
 import dataclasses
+import inspect
 import numbers
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -98,16 +99,21 @@ def check_arguments(model: Any, **values: Any) -> None:
             raise UserError(f"model {type(model).__name__}: '{name}' is {kind}: expected dense tensors in one piece")
 
 
-def check_known(owner: str, names: Collection[str], settings: Iterable[str]) -> None:
+def check_known(
+    owner: str, names: Collection[str], settings: Iterable[str], function: Callable[..., Any] | None = None
+) -> None:
     """Check that `owner` (a text) has settings of these names, among all of its `names`.
+
+    `function`: takes the settings; one of its other arguments may have been meant.
 
     Raises:
         UserError: one line, for the first that it does not have.
     """
+    arguments = inspect.signature(function).parameters if function else ()
     for name in settings:
         if name not in names:
             known = {f"algorithm.{setting}" for setting in names}
             ours = [key for key in our_names(name, known, owner.rpartition(" ")[2]) if key in known]
             said = " or ".join(key.removeprefix("algorithm.") for key in ours)
-            hint = f"; its name in fedmpi is {said}" if said else similar(name, names)
+            hint = f"; its name in fedmpi is {said}" if said else similar(name, [*names, *arguments])
             raise UserError(f"unknown setting {name}: {owner} has {', '.join(names)}{hint}")

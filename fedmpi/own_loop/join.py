@@ -122,7 +122,7 @@ def _make_algorithm(algorithm: Any, settings: dict[str, Any]) -> Algorithm:
     if not issubclass(cls, Algorithm):
         raise UserError(f"algorithm is a {type(algorithm).__name__}: expected a name like 'fafed', or an Algorithm")
     names = [field.name for field in dataclasses.fields(cls)]
-    check_known(f"algorithm {command_name(cls)}", names, settings)
+    check_known(f"algorithm {command_name(cls)}", names, settings, join)
     if cls is not algorithm and not settings:
         made: Algorithm = algorithm
     else:

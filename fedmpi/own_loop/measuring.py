@@ -1,5 +1,7 @@
 """What a user's own loop measures of its averaged model."""
 
+import hashlib
+import json
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -7,7 +9,8 @@ from typing import Any
 
 import torch
 
-from fedmpi.comm.agreement import agree, check_equal
+from fedmpi.comm.agreement import agree
+from fedmpi.federation.losses import PAUSED
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.text import short
 from fedmpi.own_loop.recording import Recording
@@ -38,7 +41,9 @@ class Measuring(OwnPart):
         """The means of what all ranks have measured, and each rank's values; nan is left out of the mean."""
         values = agree(self._loop._link, lambda: _as_numbers(_called(evaluate)))
         weights = self._loop.federation.plan.weights or [1.0] * self._loop.size
-        check_equal(self._loop._link, {"evaluate": ", ".join(values)}, "expected the same names on all ranks")
+        self._check_names(list(values))
+        if self._loop.federation.aggregation.hides:
+            return Metrics(self._hidden_means(values, self._loop._own_weight()))
         columns = dict(zip(values, self._loop._ask([*values.values()]).T.tolist())) if values else {}
         means = {}
         for name, column in columns.items():
@@ -46,6 +51,31 @@ class Measuring(OwnPart):
             total = sum(weight for weight, _ in pairs)
             means[name] = sum(weight * value for weight, value in pairs) / total if total else math.nan
         return Metrics(means, columns)
+
+    def _check_names(self, names: list[str]) -> None:
+        """Check that all ranks have measured the same. The names stay on their rank: they may be those of its classes.
+
+        Raises:
+            AgreedUserError: on every rank.
+        """
+        digest = int.from_bytes(hashlib.blake2b(json.dumps(names).encode(), digest_size=6).digest(), "little")
+        first = self._loop._link.allgather([float(digest)], "settings")[0, 0]
+
+        def check() -> None:
+            if digest != first:
+                has = short(", ".join(names), 300) or "nothing"
+                raise UserError(f"evaluate measures {has} here, and something else on rank 0: expected the same names")
+
+        agree(self._loop._link, check)
+
+    def _hidden_means(self, values: Mapping[str, float], weight: float) -> dict[str, float]:
+        """The same means, where no rank sees what others have measured; `weight`: of this rank."""
+        counts = [0.0 if math.isnan(value) else weight for value in values.values()]
+        products = [count * value if count else 0.0 for count, value in zip(counts, values.values())]
+        self._loop._announce(PAUSED)
+        sums = self._loop._hidden_sums([*counts, *products])
+        pairs = zip(sums[: len(counts)], sums[len(counts) :])
+        return {name: product / count if count else math.nan for name, (count, product) in zip(values, pairs)}
 
 
 def _called(evaluate: Callable[[], Any]) -> Any:

@@ -12,7 +12,20 @@ from fedmpi.prepare.formats import OFFICIAL_READERS, find_reader, image_table, i
 from fedmpi.prepare.official import OFFICIAL
 from fedmpi.prepare.writer import check_writable, write_file
 
-TABLES = ("label", "test_from", "missing", "one_hot", "columns", "drop", "id", "group", "keep", "features", "reading")
+TABLES = (
+    "label",
+    "test_from",
+    "missing",
+    "one_hot",
+    "columns",
+    "least",
+    "drop",
+    "id",
+    "group",
+    "keep",
+    "features",
+    "reading",
+)
 USED = {table.read: TABLES, npz.read: ("layout",), masks.read: ("size", "mode", "masks", "follow_links"),
         image_table.read: ("size", "mode", "label", "test_from"),
         images.read: ("size", "mode", "follow_links", "label", "group", "reading")}  # fmt: skip
@@ -36,6 +49,8 @@ def prepare(name, folder, options, origin=None, mirror=None, force=False):
         raise UserError("prepare digits: digits come with scikit-learn and need no file; choose another name for yours")
     if options.size is not None and options.size < 1:
         raise UserError(f"--size {options.size}: expected at least 1, pixels per side")
+    if options.least < 1:
+        raise UserError(f"--least {options.least}: expected at least 1, rows that a category must have")
     if len({*options.classes} - {""}) < len(options.classes):
         raise UserError(f"--classes {','.join(options.classes)}: expected different names")
     with unpacking(options.max_unpacked):

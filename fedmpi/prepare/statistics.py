@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmpi.comm.agreement import agree, allgather_lines
 from fedmpi.data.common_words import check_equal_words, num_holders
-from fedmpi.data.hidden_sum import hidden_sum
+from fedmpi.data.hidden_sum import exact_hidden_sum, exact_sum, hidden_sum
 from fedmpi.data.source import ACCOUNT, COLUMNS, HDF5Source, as_strings
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.hdf5 import readable
@@ -18,7 +18,7 @@ from fedmpi.prepare.formats.features import LARGEST, WITHOUT, Columns
 from fedmpi.prepare.formats.fields import all_digits
 
 QUANTILES = {"25 %": 0.25, "median": 0.5, "75 %": 0.75}
-CELLS, STEPS = 16, 12  # into which a range of values is divided, and how often
+CELLS = 16  # into which a range of values is divided, again and again
 REACH = math.sqrt(3) + 1e-9  # deviations from the mean within which all of these quantiles are
 
 
@@ -41,7 +41,7 @@ class Silo:
     def of_table(cls, path, options):
         """That of a table, see `fedmpi.prepare.formats.table.read`."""
         with all_digits():
-            splits, attributes = table.read(path, dataclasses.replace(options, missing="category"))
+            splits, attributes = table.read(path, dataclasses.replace(options, missing="category", least=1))
         rows = np.concatenate([splits[f"{split}/images"][:] for split in ("train", "test")]).astype(np.float64)
         labels = np.concatenate([splits[f"{split}/labels"] for split in ("train", "test")])
         found, reasons = cls.of_features(rows, labels, attributes), attributes[ACCOUNT]["not_used"]
@@ -135,14 +135,15 @@ def _check_finite(silo):
 def _of_numbers(link, columns, least):
     """name -> statistics of a column of numbers."""
     known = {name: values[~np.isnan(values)] for name, values in columns.items()}
-    counts = [[len(known[name]), len(columns[name]), math.fsum(known[name])] for name in columns]
-    number, total, sums = hidden_sum(link, np.ravel(counts)).reshape(-1, 3).T
-    means = np.divide(sums, number, out=np.zeros(len(number)), where=number > 0)
-    rest = [known[name] - mean for name, mean in zip(columns, means)]  # the mean is rounded
-    sums, squares = hidden_sum(link, np.ravel([[math.fsum(of), math.fsum(of**2)] for of in rest])).reshape(-1, 2).T
-    shift = np.divide(sums, number, out=np.zeros(len(number)), where=number > 0)
-    means, squares = means + shift, squares - number * shift**2
-    squares[squares <= number * np.spacing(means) ** 2] = 0  # of equal numbers, but for rounding
+    counts = [value for name in columns for value in (len(known[name]), len(columns[name]), exact_sum(known[name]))]
+    counts = exact_hidden_sum(link, counts)
+    number, total = (np.array(counts[k::3], np.int64) for k in (0, 1))
+    means = np.array([float(of / max(int(n), 1)) for n, of in zip(number, counts[2::3])])
+    rest = [known[name] - mean for name, mean in zip(columns, means)]
+    sums = exact_hidden_sum(link, [exact_sum(power) for of in rest for power in (of, of**2)])
+    # The mean is rounded, so the sum of the rest is not quite 0.
+    squares = [square - of**2 / max(int(n), 1) for n, of, square in zip(number, sums[::2], sums[1::2])]
+    squares = np.maximum([float(of) for of in squares], 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         stds = np.sqrt(squares / (number - 1))
         reach = REACH * np.sqrt(squares / number)
@@ -158,43 +159,61 @@ def _of_numbers(link, columns, least):
 
 
 def _quantiles(link, columns, means, reach, number, least):
-    """[columns, quantiles] of values, each from the narrowest range around it that has at least `least` rows."""
-    shape = (len(columns), len(QUANTILES))
-    low, high = (np.repeat(edge[:, None], shape[1], axis=1) for edge in (means - reach, means + reach))
-    starts = [[(values < edge).sum() for edge in edges] for values, edges in zip(columns, low)]
-    below = hidden_sum(link, np.ravel(starts)).reshape(shape)
-    wanted = (number[:, None] - 1) * np.array([*QUANTILES.values()]) + 0.5  # rows below the value
-    inside, is_open = np.maximum(number[:, None] - below, 0), np.ones(shape, bool)
-    for _ in range(STEPS):
-        cells = np.zeros((*shape, CELLS))
-        for column, quantile in zip(*np.nonzero(is_open)):
-            edges = np.linspace(low[column, quantile], high[column, quantile], CELLS + 1)
-            values = columns[column]
-            places = np.searchsorted(edges[1:-1], values[(values >= edges[0]) & (values <= edges[-1])], side="right")
-            cells[column, quantile] = np.bincount(places, minlength=CELLS)
-        cells = hidden_sum(link, cells.ravel()).reshape(cells.shape)
-        for column, quantile in zip(*np.nonzero(is_open)):
-            place, counts = (column, quantile), cells[column, quantile]
-            upper = below[place] + np.cumsum(counts)
-            first = last = min(int(np.searchsorted(upper, wanted[place])), CELLS - 1)
-            edges = np.linspace(low[place], high[place], CELLS + 1)
-            while counts[first : last + 1].sum() < least and (first > 0 or last < CELLS - 1):
-                first, last, is_open[place] = max(first - 1, 0), min(last + 1, CELLS - 1), False
-            is_open[place] &= edges[first] < edges[last + 1]
-            inside[place] = counts[first : last + 1].sum()
-            below[place] = upper[last] - inside[place]
-            low[place], high[place] = edges[first], edges[last + 1]
-        if not is_open.any():
-            break
-    share = np.divide(wanted - below, inside, out=np.full(shape, 0.5), where=inside > 0).clip(0, 1)
-    return low + share * (high - low)
+    """[columns, quantiles] of values: each between those of two rows, as in pandas."""
+    places = (number[:, None] - 1).clip(0) * np.array([*QUANTILES.values()])
+    rows = np.hstack([np.floor(places), np.ceil(places)])
+    edges = [(_as_whole(mean - far), _as_whole(mean + far) + 1) for mean, far in zip(means, np.nan_to_num(reach))]
+    below, above = np.hsplit(_values_of_rows(link, columns, rows, edges, least), 2)
+    return below + (places - np.floor(places)) * (above - below)
+
+
+def _values_of_rows(link, columns, rows, edges, least):
+    """[columns, n] of values, each from the narrowest range around it that has at least `least` rows.
+
+    Ranges are divided by what the numbers are as whole ones, so a single value is reached in 16 steps.
+
+    Args:
+        rows: [columns, n], how many rows of the column come before the one with the value.
+        edges: for each column, the range in which the values are, see `_as_whole`.
+    """
+    columns, found = [np.sort(_as_whole(values)) for values in columns], np.zeros(rows.shape)
+    ranges = {at: edges[at[0]] for at in np.ndindex(rows.shape)}
+    while ranges:
+        cuts = {at: [low + (high - low) * k // CELLS for k in range(CELLS + 1)] for at, (low, high) in ranges.items()}
+        own = [np.searchsorted(columns[at[0]], cut) for at, cut in cuts.items()]
+        for (at, cut), below in zip(cuts.items(), hidden_sum(link, np.ravel(own)).reshape(-1, CELLS + 1)):
+            first = min(max(int(np.searchsorted(below, rows[at], side="right")) - 1, 0), CELLS - 1)
+            last = first + 1
+            while below[last] - below[first] < least and (first > 0 or last < CELLS):
+                first, last = max(first - 1, 0), min(last + 1, CELLS)
+            low, high, inside = cut[first], cut[last], max(below[last] - below[first], 1)
+            ranges[at] = low, high
+            if last - first > 1 or high - low == 1:
+                del ranges[at]
+                share = min(max((rows[at] + 0.5 - below[first]) / inside, 0), 1)
+                low, high = _as_numbers(low), _as_numbers(high - 1)
+                found[at] = low + share * (high - low)
+    return found
+
+
+def _as_whole(values):
+    """Whole numbers in the order of some float64: neighbours differ by 1."""
+    bits = np.abs(values).view(np.int64)
+    return np.where(values < 0, -bits, bits) if np.ndim(values) else int(bits) * (-1 if values < 0 else 1)
+
+
+def _as_numbers(whole):
+    """The float64 of such a whole number."""
+    return float(np.copysign(np.int64(abs(whole)).view(np.float64), whole))
 
 
 def _of_words(link, counters, least, least_silos):
     """{"rows": category -> number, of those that enough silos have, "other": number of the rest}."""
     present = [{word for word, number in counter.items() if number} for counter in counters]
     holders = num_holders(link, [{word.encode() for word in words} for words in present])
-    own = [word.decode() for word, number in holders.items() if number >= least_silos]
+    own = {word.decode() for word, number in holders.items() if number >= least_silos}
+    if least_silos == 1:  # then a name needs rows enough, as in `data prepare`
+        own &= {word for counter in counters for word, number in counter.items() if number >= least}
     names = sorted({json.loads(line) for line in allgather_lines(link, map(json.dumps, own), "words")}, key=_by_number)
     total = sum(counter.total() for counter in counters)
     own_counts = [sum(counter[name] for counter in counters) for name in names]

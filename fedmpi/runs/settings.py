@@ -40,7 +40,7 @@ class FolderSettings(Section):
     checkpoint_clients: str | None = setting(
         None,
         "folder for the state that only a client has; its path may contain {client} and {rank}; default: in the run "
-        "folder",
+        "folder; with aggregation masked, ~/.local/state/fedmpi/checkpoints of each rank's user",
         role="place",
     )
 

@@ -13,6 +13,7 @@ from fedmpi.comm.faults.mitigation import why_unavailable
 from fedmpi.comm.job.code import LossOf, check_same_code
 from fedmpi.comm.job.equality import check_same_model, check_software
 from fedmpi.comm.job.opening import check_alone
+from fedmpi.comm.job.program import doing
 from fedmpi.comm.link import Link
 from fedmpi.comm.start.launch import check_launch
 from fedmpi.config.build import resolve, same_on_all_ranks
@@ -93,6 +94,7 @@ def read_config(arguments, link, objects=None, below=()):
         AgreedUserError: on every rank (see `agree`).
     """
     check_software(link)
+    doing("read settings")
     layers = agree(link, lambda: read_layers(arguments), tells=True)
     if below:
         layers = dataclasses.replace(
@@ -116,6 +118,7 @@ def prepare(config, link, learns=True):
     """
     job = Job(config, link, learns=learns)
     for step in STEPS if learns else STEPS[: STEPS.index(make_federation)]:
+        doing(step.__name__.replace("_", " "))
         step(job)
     return job
 

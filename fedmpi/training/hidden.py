@@ -20,6 +20,11 @@ def check_hidden(config: Any, num_ranks: int, num_clients: int) -> None:
     if not aggregation.hides:
         return
     called = f"--aggregation {command_name(type(aggregation))} hides what single silos have"
+    if getattr(aggregation, "hidden_weights", False):
+        raise UserError(
+            "aggregation.hidden_weights: in this program all ranks know how many samples and minibatches each silo "
+            "has: expected no hidden weights, or fedmpi.join or fedmpi.average with weight="
+        )
     if config.studies.cross_site:
         raise UserError(f"{called}, and --cross_site sends each silo's model to all: leave one of them out")
     if config.studies.methods:

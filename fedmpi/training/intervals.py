@@ -4,6 +4,7 @@ import numpy as np
 
 from fedmpi.data.hidden_sum import hidden_sum
 from fedmpi.ground.streams import generator
+from fedmpi.tasks.base import sums_of_ranks
 
 RESAMPLES = 500
 OUTSIDE = 0.05  # share of the resamples, or of samples like this one, whose mean may lie outside of an interval
@@ -59,8 +60,8 @@ def _kind(link, methods):
     is_known = all(supports is not None for supports in methods) and all(own is not None for own in everyone)
     are_shares = is_known and all(own.right is not None for own in everyone)
     number = sum(own.number for own in (methods[0] or {}).values() if own is not None)
-    table = link.allgather([is_known, are_shares, number], "evaluation")
-    (known, shares, _), total = table.min(0), table[:, 2].sum()
+    known, shares = link.allgather([is_known, are_shares], "evaluation").min(0)
+    (total,) = sums_of_ranks(link, [number])
     return "" if not known or not total else "shares" if shares else "resampled"
 
 

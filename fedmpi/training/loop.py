@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from fedmpi.comm.agreement import agree, allgather_lines, share
+from fedmpi.comm.job.program import doing
 from fedmpi.comm.job.replicas import check_replicas
 from fedmpi.comm.job.signals import StopSignals
 from fedmpi.config.resume import AUTO
@@ -278,6 +279,7 @@ def _begin(job, recorder, training, began):
     if recorder:
         recorder.write(job.task.write_split)
     training.loop.begin()
+    doing(None)
     training.start_seconds = time.perf_counter() - began
     if job.federation.round_index == 0 and training.interrupted is None:
         job.federation.start()

@@ -44,7 +44,7 @@ def test_the_rule_decides(tmp_path):
     }
     assert found["fedavg against R"].seeds == 4 and "-0.50 ± 0.00 (last half)" in found["fedavg against R"].words
     text = orders.page(tmp_path, one)
-    for word in ("**order confirmed**", "**contradicted**", "**not readable**", "| 10, 100, 1000 |"):
+    for word in ("**agrees**", "**contradicted**", "**not readable**", "| 10, 100, 1000 |"):
         assert word in text
     assert orders.write_page(tmp_path, one).read_text() == text
     assert ">fedavg<" in orders.file_of(tmp_path, one).with_suffix(".svg").read_text()
@@ -81,6 +81,28 @@ def test_wrong_files_are_one_line(tmp_path):
     for words, message in ((["--tune"], "has no grids"), (["--emit-slurm", "x"], "has no runs for a job array")):
         done = reproduce(TABLES[0].name, *words, "--results", tmp_path)
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("one", TABLES, ids=lambda one: one.name)
+def test_a_wrong_order_fails_by_the_rule_of_all_rows(one):
+    """FedAvg against -2/3 among them: with a rule or a problem that does not tell it from -1/2, it would agree."""
+    found = {its.line.method: its for its in orders.controls(RESULTS, one)}
+    assert {*found} == {*one.controls} and found and all(its.says != "agrees" for its in found.values())
+    text = orders.page(RESULTS, one).partition("## Control")[2]
+    assert all(f"| `{name}` | {its.line.proved:.2f} |" in text and its.says in text for name, its in found.items())
+    baseline = {"mom": "fedavg", "fafed": "fedavg", "auc": "local_sgda"}[one.paper]
+    assert found[baseline].says == "contradicted" and found[baseline].line.proved < -0.6
+    (own,) = [its for its in orders.read(RESULTS, one)[0] if its.line.method == baseline]
+    assert own.line.proved == -0.5 and own.says != "contradicted"  # the order that it has
+
+
+def test_the_baseline_of_the_momentum_paper_runs_on_the_problem_of_its_methods():
+    of_momentum = {line.method: line.trial(64) for line in orders.chosen_lines(["fedavg", "fedavg_m"])}
+    assert of_momentum["fedavg"].problem.sigma == of_momentum["fedavg_m"].problem.sigma > 4
+    moved = of_momentum["fedavg_m"].algorithm.server_step_size
+    assert of_momentum["fedavg"].algorithm.step_size * of_momentum["fedavg"].local_steps == pytest.approx(moved)
+    (of_fafed,) = [line for line in orders.chosen_lines(["fedavg", "fafed"]) if line.method == "fedavg"]
+    assert of_fafed.trial(64).problem.sigma < of_momentum["fedavg"].problem.sigma / 2
 
 
 @pytest.mark.parametrize("one", TABLES, ids=lambda one: one.name)

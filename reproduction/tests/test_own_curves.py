@@ -68,7 +68,7 @@ def test_no_file_says_that_the_momentum_paper_leaves_the_curve_open():
     [
         ("mom", "fedavg", {CONFIRMED: 4, AHEAD: 3, BEHIND: 1, HOLDS: 4, UNDECIDED: 2}, "in part"),
         ("mom", "scaffold", {AHEAD: 1, BEHIND: 4, CONTRADICTED: 1, FAILS: 5, UNDECIDED: 3}, "in part"),
-        ("mom", "reduced", {CONTRADICTED: 2, UNDECIDED: 4}, CONTRADICTED),
+        ("mom", "reduced", {CONTRADICTED: 2, UNDECIDED: 4}, "against in part"),
         ("mom", "fewer_clients", {AHEAD: 3, BEHIND: 2, UNDECIDED: 7}, "in part"),
         ("lamb", "early", {AHEAD: 3, BEHIND: 3, CONTRADICTED: 1}, "in part"),
         ("lamb", "layers", {CONFIRMED: 1, BEHIND: 6, HOLDS: 1, UNDECIDED: 1}, "in part"),
@@ -215,8 +215,8 @@ def test_the_methods_of_a_figure_have_distinct_colours_and_dashes():
     assert len({*DASHES}) == len(COLORS)
 
 
-def test_the_readme_shows_table_2_as_printed_and_as_measured():
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+def test_the_page_of_papers_shows_table_2_as_printed_and_as_measured():
+    lines = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
     start = next(
         k for k, row in enumerate(rows) if row[1:] == ["FedAvg", "SCAFFOLD", "STEM", "FedAdam", "FedAMS", "FAFED"]

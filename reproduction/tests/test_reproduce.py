@@ -26,7 +26,7 @@ from reproduction.__main__ import CPU_TIMES, listing
 from reproduction.claims import CONFIRMED, CONTRADICTED, UNDECIDED, ordering
 from reproduction.csv_files import write_tables
 from reproduction.experiment import SCALES, figure_file, find_experiments, read_experiment, read_papers
-from reproduction.front import _anchor, _compared, verdict_of
+from reproduction.front import AGAINST, _anchor, _compared, verdict_of
 from reproduction.page import page, prose
 from reproduction.results import (
     CURVE_AMOUNTS,
@@ -379,34 +379,6 @@ def test_runs_that_were_evaluated_at_other_rounds_are_made_again(tmp_path):
     assert [row["round"] for row in curves if row["method"] == "FedAvg"] == ["1", "2", "3", "4"]
 
 
-def test_tuning_chooses_on_held_out_data_and_keeps_the_whole_grid(tmp_path):
-    file = tmp_path / "tiny.yaml"
-    digits = {"task": "classification", "clients": 2, "rounds": 1, "local_steps": 3}
-    grid = {"algorithm.step_size": [1.0e-06, 0.1]}
-    one = TINY | {"panels": {"digits": digits}, "metric": "accuracy", "printed": {}, "claims": []}
-    one["tune"] = {"panel": "digits", "grids": {"FedAvg": grid, "FAFED": {"algorithm.step_size": [1.0e-06, 0.001]}}}
-    file.write_text(yaml.safe_dump(one), encoding="utf-8")
-    ended = reproduce(file, "--tune", "--out", tmp_path / "runs", "--results", tmp_path / "results")
-    assert ended.returncode == 0, ended.stderr
-    written = rows(tmp_path / "results" / "tuning" / "tiny.csv")
-    assert [row["chosen"] for row in written] == ["", "yes", "", "yes"]
-    assert {row["metric"] for row in written} == {"holdout_accuracy"} and all(row["commit"] for row in written)
-    assert [_with_ends(row, written) for row in written if row["chosen"]] == [
-        "step_size 0.001 (largest)",
-        "step_size 0.1 (largest)",
-    ]
-    longer = {"settings": {"rounds": 2}, "grids": {"FAFED": {"algorithm.step_size": [0.01]}}}
-    one |= {"tune": one["tune"] | {"full": longer}, "scales": {"small": {}, "full": {}}}
-    file.write_text(yaml.safe_dump(one), encoding="utf-8")
-    places = ("--out", tmp_path / "runs", "--results", tmp_path / "results")
-    assert reproduce(file, "--tune", "--scale", "full", *places).returncode == 0
-    (row,) = rows(tmp_path / "results" / "tuning" / "tiny-full.csv")
-    assert "--rounds=2" in row["command"] and (row["settings"], row["chosen"]) == ("step_size 0.01", "yes")
-    assert rows(tmp_path / "results" / "tuning" / "tiny.csv") == written
-    ended = reproduce(file, "--tune", "--scale", "mlp", *places)
-    assert ended.returncode == 2 and "has no grids for --scale mlp" in ended.stderr
-
-
 def test_a_scale_can_reduce_one_panel_more_than_another(tmp_path):
     file = tmp_path / "tiny.yaml"
     panels = {"quadratic": {"rounds": 3}, "other": {}}
@@ -494,7 +466,7 @@ def row(state, seeds=3, decides=True, scale="full"):
         ([row("confirmed"), row("contradicted", decides=False)], "confirmed", "1 of 2, 1 contradicted"),
         ([row("confirmed"), row("contradicted", 2)], "in part", "1 of 2, 1 contradicted"),
         ([row("confirmed"), row("undecided")], "in part", "1 of 2, 1 undecided"),
-        ([row("contradicted"), row("undecided")], "contradicted", "0 of 2, 1 undecided, 1 contradicted"),
+        ([row("contradicted"), row("undecided")], "against in part", "0 of 2, 1 undecided, 1 contradicted"),
         ([row("contradicted"), row("behind")], "behind", "0 of 2, 1 behind, 1 contradicted"),
         ([row("undecided")], "undecided", "0 of 1, 1 undecided"),
         ([row("contradicted"), row("not tested", 0)], "contradicted", "0 of 1, 1 contradicted"),
@@ -561,7 +533,7 @@ def test_a_finding_that_holds_at_two_scales_is_in_the_summary_once():
         (["fafed_theorem1", "--scale", "mlp"], "not run at scale mlp: its scales are small, full"),
         (["--pages", "--results", "/nowhere"], "--results /nowhere: no results of any experiment there"),
         (["fafed", "--emit-slurm", "x"], "expected one table or figure"),
-        (["fafed_table2_low", "--tune", "--add"], "--add: has no meaning together with --tune"),
+        (["fafed_table2_low", "--pages", "--add"], "--add: has no meaning together with --pages"),
         (["fafed_table2_low", "--tune", "--emit-slurm", "x"], "--emit-slurm: has no meaning together with --tune"),
         (["--pages", "--tune"], "--tune: has no meaning together with --pages"),
         (["--list", "--pages"], "--pages: has no meaning together with --list"),
@@ -687,7 +659,7 @@ def test_a_command_of_the_claims_names_experiments_that_have_a_small_scale():
 def test_comparisons_on_a_wider_grid_are_counted_apart_and_do_not_decide():
     states = [(CONFIRMED, False), (AHEAD, False), (CONTRADICTED, True), (UNDECIDED, True)]
     rows = [Row("a", "p", "full", 3, state, "", True, is_wider=wider) for state, wider in states]
-    assert verdict_of(rows) == AHEAD and verdict_of(rows[2:]) == CONTRADICTED
+    assert verdict_of(rows) == AHEAD and verdict_of(rows[2:]) == AGAINST
     assert _compared(rows) == "1 of 2, 1 more ahead; wider grid: 0 of 2, 1 contradicted"
     wider = {one.name for one in EXPERIMENTS for row in _outcomes(RESULTS, one) if row.is_wider}
     assert wider == {one.name for one in EXPERIMENTS if one.widens} and len(wider) >= 4

@@ -7,6 +7,7 @@ import fedmpi
 from fedmpi.aggregation.stages import Stage
 from fedmpi.aggregation.stages.error_feedback import ErrorFeedback
 from fedmpi.algorithms import FAFED, FedAMS, FedAvg, FedDyn
+from fedmpi.training.config import read_command_line
 
 N, DIM, ROUNDS, STEPS = 3, 8, 7, 2
 X0 = np.linspace(1, -1, DIM)
@@ -61,7 +62,7 @@ def end(algorithm, sending=None, rounds=60):
     return {name: row[0] if row.ndim == 2 else row for name, row in trace[-1]["rows"].items()}
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(step_size=0.1), FedDyn(step_size=0.1), FAFED(step_size=0.1)])
+@pytest.mark.parametrize("algorithm", [FedAvg(step_size=0.1), FedAMS(), FedDyn(step_size=0.1), FAFED(step_size=0.1)])
 def test_the_largest_of_all_values_are_all_values(algorithm):
     sending = fedmpi.Sending(stages=[ErrorFeedback(compressor="top_k", fraction=1.0)])
     plain, kept = end(algorithm, rounds=5), end(algorithm, sending, rounds=5)
@@ -88,3 +89,9 @@ def test_what_is_left_out_is_sent_later():
     algorithm = FedAvg(step_size=0.02)
     plain, kept = end(algorithm, rounds=400)["x"], end(algorithm, sending, rounds=400)["x"]
     assert np.abs(plain - kept).max() < 0.1 < np.abs(plain - X0).max()
+
+
+def test_its_name_on_the_command_line():
+    words = ["--stages", "error_feedback", "--stages.error_feedback.compressor", "top_k"]
+    config = read_command_line([*words, "--stages.error_feedback.fraction", "0.25"])
+    assert config.sending.stages == (ErrorFeedback(compressor="top_k", fraction=0.25),)

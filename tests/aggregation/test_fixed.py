@@ -11,7 +11,17 @@ import torch
 
 import fedmpi
 from fedmpi.aggregation import Layout, Moment
-from fedmpi.aggregation.codecs.fixed import LOWEST, Fixed, exponent_above, fraction_bits
+from fedmpi.aggregation.codecs.fixed import (
+    LOWEST,
+    Fixed,
+    exponent_above,
+    fraction_bits,
+    put_mean_of_two,
+    put_values,
+    put_words,
+    scratch,
+    unit_of,
+)
 from fedmpi.aggregation.masked import Masked
 from fedmpi.aggregation.mean import Mean
 from fedmpi.aggregation.reproducible import Reproducible
@@ -69,6 +79,23 @@ def test_so_are_those_of_float64(low, largest):
     for column, found in zip(rows.T.tolist(), mean.tolist()):
         exact = sum(map(fractions.Fraction, column)) / 3
         assert abs(fractions.Fraction(found) - exact) <= of_words + fractions.Fraction(math.ulp(found)) / 2
+
+
+@pytest.mark.parametrize("exponent", [-120, -88, -40, 0, 8, 120])
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.5, 8.0), (2.0, 2.0), (1.0, 3.0)])
+def test_the_mean_of_two_float32_vectors_is_that_of_their_words_to_the_bit(weights, exponent):
+    largest = 2.0**exponent / max(weights)
+    rows = [(row * largest).float().clamp(-largest, largest).mul_(1 - 2**-24) for row in drawn(2, 40_000, None, -70)]
+    rows[1][:9000] = -rows[0][:9000]  # what cancels, and words that are 0
+    unit, memory = unit_of(fraction_bits(exponent, 2), torch.float32), scratch(len(rows[0]))
+    found, expected = np.full((2, len(rows[0])), np.nan, np.float32)
+    is_made = put_mean_of_two(list(zip(weights, (row.numpy() for row in rows))), unit, sum(weights), memory, found)
+    words = np.empty((2, len(rows[0])), np.int64)
+    for row, weight, of_row in zip(rows, weights, words):
+        put_words(row.numpy(), weight, unit, memory, of_row)
+    put_values(words.sum(0), sum(weights) * unit, memory, expected)
+    assert is_made == (math.frexp(sum(weights))[0] == 0.5 and 3.0 not in weights and exponent > -80)
+    assert not is_made or found.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 100, 128])

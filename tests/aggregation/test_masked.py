@@ -19,8 +19,10 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.ranks import RanksLost
 from fedmpi.comm.solo import SoloLink
 from fedmpi.comm.vectors import Slices
+from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
+from fedmpi.oracles import FunctionOracle
 from fedmpi.tasks.base import of_clients
 
 DIM = 40_000
@@ -111,12 +113,13 @@ def row_of(rank):
     return torch.randn(DIM, generator=torch.Generator().manual_seed(rank))
 
 
-def average(link, aggregation, serial=0):
+def average(link, aggregation, serial=0, weights=None):
     """(what the aggregation makes of one client of each rank, the sums of its terms)."""
     aggregation.open(link, Layout(("x",), DIM, DIM, torch.float32, "cpu"), [link.rank])
-    aggregation.begin(Moment(0, 0, ("x",), slice(0, DIM), serial), {rank: 1.0 + rank for rank in range(link.size)})
+    weights = weights or {rank: 1.0 + rank for rank in range(link.size)}
+    aggregation.begin(Moment(0, 0, ("x",), slice(0, DIM), serial), weights)
     aggregation.take(link.rank, row_of(link.rank))
-    aggregation.scale([(DIM, 8)], [([0.1 * link.rank, 0.5], 8), ([float(link.rank)], 8)])
+    aggregation.scale([(DIM, 8)], [([0.1 * link.rank, 0.5], 8), ([weights[link.rank]], 8)])
     out = torch.empty(DIM)
     aggregation.average(out)
     return out, aggregation.sums
@@ -141,6 +144,41 @@ def test_the_sum_is_that_of_reproducible_and_what_is_sent_is_random(size, neighb
         counts = np.bincount(np.frombuffer(hidden.numpy().tobytes(), np.uint8), minlength=256)
         expected = hidden.nbytes / 256
         assert ((counts - expected) ** 2 / expected).sum() < 360, "255 degrees of freedom, at 1e-5"
+
+
+def test_hidden_weights_are_added_up():
+    def hidden(link):
+        weights = {rank: 1.0 + rank if rank == link.rank else 1.0 for rank in range(link.size)}
+        return average(link, Masked(hidden_weights=True), weights=weights)
+
+    plain = Job(4).run(lambda link: average(link, Reproducible()))[0]
+    for row, sums in Job(4).run(hidden):
+        assert torch.equal(row, plain[0]) and [*sums[:-1]] == [*plain[1][:-1]] and sums[-1] == 1 + 2 + 3 + 4
+
+
+@pytest.mark.parametrize("aggregation", [Reproducible(), Masked(least_ranks=1)])
+def test_weights_that_are_not_known_are_refused_where_they_are_not_added_up(aggregation):
+    plan, oracles = Plan(2, hidden_weights={0: 2.0, 1: 5.0}), dict.fromkeys(range(2), of_function)
+    start = Variables(torch.tensor([4.0]))
+    with pytest.raises(UserError, match="ranks do not know those of others: expected aggregation masked with hidden"):
+        Federation(fedmpi.algorithms.FedAvg(), SoloLink(), oracles, plan, start, Sending(aggregation))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fafed", "scaffold", "fednova"])
+def test_federations_with_hidden_weights_make_the_rows_of_others(name):
+    weights, rows = {0: 2.0, 1: 5.0, 2: 0.3}, []
+    for plan, aggregation in (
+        (Plan(3, 2, weights=[*weights.values()]), Reproducible()),
+        (Plan(3, 2, hidden_weights=weights), Masked(least_ranks=1, hidden_weights=True)),
+    ):
+        start, oracles = Variables(torch.linspace(-1, 1, 9)), dict.fromkeys(range(3), of_function)
+        algorithm = known(fedmpi.algorithms, Algorithm)[name]()
+        federation = Federation(algorithm, SoloLink(), oracles, plan, start, Sending(aggregation))
+        federation.start()
+        for _ in range(3):
+            federation.run_round()
+        rows.append(federation.server.x.clone())
+    assert torch.equal(*rows)
 
 
 def test_keys_are_shared_by_pairs_and_new_at_every_start():
@@ -271,6 +309,10 @@ def test_known_keys_name_the_rank_whose_key_was_swapped(tmp_path):
         assert "2 lines: expected one for each of the 3 ranks" in str(error)
     for error in Job(3).run(lambda link: average(link, Masked(known_keys=known_keys))):
         assert "no aggregation.key" in str(error)
+
+
+def of_function(state):
+    return FunctionOracle(gradient, state)
 
 
 def gradient(client, x, sample):

@@ -1,6 +1,10 @@
 """Special cases and invariants of the methods that papers compare with today: FedDyn, FedAdamW, FedMuon, ..."""
 
+import ast
 import functools
+import inspect
+import io
+import tokenize
 import types
 
 import numpy as np
@@ -10,7 +14,7 @@ import torch
 from test_every_algorithm import FULL, PARTIAL, X0, gradient, run_rank
 
 from fedmpi import simulate
-from fedmpi.algorithms import SCAFFOLD, FedAdamW, FedAvg, FedDyn, FedExP, FedLADA, FedMuon, FedNova, Scaffnew
+from fedmpi.algorithms import DESLOC, SCAFFOLD, FedAdamW, FedAvg, FedDyn, FedExP, FedLADA, FedMuon, FedNova, Scaffnew
 from fedmpi.comm.solo import SoloLink
 from fedmpi.ground.errors import UserError
 
@@ -38,6 +42,15 @@ def test_scaffnew_is_scaffold_at_half_the_bytes(setup):
 @ANY_PARTICIPATION
 def test_scaffnew_that_never_changes_h_is_fedavg(setup):
     assert_equal(moments(Scaffnew(step_size=0.1, probability=0.0), setup), moments(FedAvg(step_size=0.1), setup))
+
+
+def test_scaffnew_that_averages_after_every_step_is_gradient_descent():
+    """p = 1: the mean of h_i is 0, so that it is not in the mean of the steps."""
+    setup = (*FULL[:1], 1, *FULL[2:])
+    for settings in ({}, {"average_chance": 1.0, "probability": 1.0}):
+        assert_equal(
+            moments(Scaffnew(step_size=0.1, **settings), setup)[2::2], moments(FedAvg(step_size=0.1), setup)[2::2]
+        )
 
 
 @ANY_PARTICIPATION
@@ -218,3 +231,27 @@ def test_shapes_that_are_not_those_of_x():
     for given in ({"shapes": [(2, 2)]}, {"shapes": [(5,)], "segments": [slice(0, 5)]}):
         with pytest.raises(UserError, match="^simulate: shapes = .*: expected shapes with 5 elements together"):
             simulate(FedMuon(), gradient, X0, **given)
+
+
+def lines_of_code(tree, text):
+    """The numbers of the lines of a class or function that have code: no comment, docstring or empty line."""
+    parts = [part for part in ast.walk(tree) if isinstance(part, (ast.ClassDef, ast.FunctionDef))]
+    docstrings = [part.body[0] for part in parts if ast.get_docstring(part)]
+    texts = {n for each in docstrings for n in range(each.lineno, each.end_lineno + 1)}
+    empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    words = [word for word in tokenize.generate_tokens(io.StringIO(text).readline) if word.type not in empty]
+    code = {n for word in words for n in range(word.start[0], word.end[0] + 1)} - texts
+    return code & set(range(min(part.lineno for part in [tree, *tree.decorator_list]), tree.end_lineno + 1))
+
+
+@pytest.mark.parametrize("cls", [DESLOC, FedAdamW, FedDyn, FedExP, FedLADA, FedMuon, FedNova, Scaffnew])
+def test_a_method_has_at_most_sixty_lines_of_code(cls):
+    """With all that it stands on in its file."""
+    text = inspect.getsource(inspect.getmodule(cls))
+    parts = {part.name: part for part in ast.parse(text).body if isinstance(part, (ast.ClassDef, ast.FunctionDef))}
+    needed, rest = set(), [cls.__name__]
+    while rest:
+        needed.add(name := rest.pop())
+        used = {word.id for word in ast.walk(parts[name]) if isinstance(word, ast.Name)}
+        rest += sorted((used & set(parts)) - needed - set(rest))
+    assert 10 < sum(len(lines_of_code(parts[name], text)) for name in needed) <= 60

@@ -272,6 +272,54 @@ def test_the_dual_restarts_from_the_pooled_mean_scores(average, active):
     assert abs(goes_on[2][4] - expected[2][4]) > 0.01  # the restart is seen
 
 
+def with_private_parts(problem, private, output, rounds=6, q=3):
+    """[N, 5] each client's own (θ, a, b, w) after stages of two rounds, all clients in one loop."""
+    z, draws = np.tile(problem.start, (N, 1)), [0] * N
+    ref, visited, shared = z.copy(), np.zeros_like(z), [j for j in range(5) if j not in private]
+    for r in range(rounds):
+        eta, eta_w = 0.3 / 3 ** (r // 2), 0.2 / 3 ** (r // 2)
+        for i in range(N):
+            for _ in range(q):
+                g, draws[i] = problem.gradient(i, z[i], draws[i]), draws[i] + 1
+                z[i, :4] -= eta * (g[:4] + 0.4 * (z[i, :4] - ref[i, :4]))
+                z[i, 4] += eta_w * g[4]
+                visited[i] += z[i] / (2 * q)
+        z[:, shared] = z[:, shared].mean(0)
+        if r % 2 == 0:
+            continue
+        visited[:, shared] = visited[:, shared].mean(0)
+        if output == "average":
+            z[:, :4] = visited[:, :4]
+        ref, found = (visited if output == "code" else z).copy(), []
+        for i in range(N):
+            found.append(problem.scores(i, z[i], draws[i]))
+            draws[i] += 1
+        for pool in [[i] for i in range(N)] if 4 in private else [list(range(N))]:
+            h, labels = (np.concatenate(parts) for parts in zip(*(found[i] for i in pool)))
+            if len({*labels}) == 2:
+                z[pool, 4] = h[labels < 0].mean() - h[labels > 0].mean()
+        visited[:] = 0
+    return z
+
+
+@pytest.mark.parametrize("output", ["last", "average", "code"])
+@pytest.mark.parametrize("private", [[0, 1], [2, 3], [4], [3, 4], [2, 3, 4], [0, 1, 2, 3, 4]], ids=str)
+def test_the_dual_restarts_with_private_parts(private, output):
+    """From a client's own scores if w is its own, else from all; a and b may be private or not."""
+    problem, ascent = Scores(), slice(4, 5)
+    algorithm = CODA(0.3, 0.2, prox_weight=0.4, stage_rounds=2, stage_output=output, dual_restart=True)
+    oracle = functools.partial(FunctionOracle, problem.gradient, ascent=ascent)
+    places = tuple(slice(place, place + 1) for place in private)
+    variables = Variables(torch.as_tensor(problem.start), ascent=ascent, private=places)
+    federation = Federation(algorithm, SoloLink(), dict.fromkeys(range(N), oracle), Plan(N, 3), variables)
+    federation.start()
+    for _ in range(6):
+        federation.run_round()
+    server, models = federation.server, federation.private.model
+    found = [models(client, server.x, federation.store.buffers)[0].numpy() for client in federation.clients]
+    np.testing.assert_allclose(found, with_private_parts(problem, private, output), rtol=1e-10, atol=1e-11)
+
+
 def test_the_dual_restart_sends_where_a_stage_ends_only():
     link, problem = SoloLink(), Scores()
     oracle = functools.partial(FunctionOracle, problem.gradient, ascent=slice(4, 5))

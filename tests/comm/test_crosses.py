@@ -1,8 +1,10 @@
 """What goes from a silo to the others: every message of every door is of a kind that the table has."""
 
 import ast
+import importlib.util
 import json
 import re
+import sys
 
 import pytest
 from helpers import PROGRAMS, ROOT, execute, launch_words, launchers, start
@@ -35,18 +37,21 @@ def found(ranks, out, *doors, mpi="default"):
     return {line["door"]: line for line in lines}
 
 
-def check(doors):
+def check(doors, is_whole=True):
+    """Check what `found` returns; `is_whole`: whether all that was said must have been sent, too."""
     for door, line in doors.items():
         seen = {*line["seen"]}
         assert not line["wrong"], f"{door}: {line['wrong']}"
         assert seen <= KINDS.keys(), door
-        if line["crossed"] is not None and door != "evaluate":  # the folder there is that of the training run
+        if line["crossed"] is not None and not door.startswith(
+            "evaluate"
+        ):  # the folder there is that of the training run
             assert seen == {*line["crossed"]}, door
         if line["said"] is not None:
             said = {*line["said"]}
             assert seen <= said, f"{door}: sent, and not said before: {seen - said}"
             ended = line["crossed"] is None  # before there was a run folder
-            assert ended or said - seen <= AS_NEEDED, f"{door}: said, and not sent: {said - seen}"
+            assert not is_whole or ended or said - seen <= AS_NEEDED, f"{door}: said, and not sent: {said - seen}"
 
 
 def test_every_message_is_of_a_kind_that_the_table_and_the_run_folder_have(tmp_path):
@@ -74,6 +79,91 @@ def test_every_message_of_every_door(tmp_path, mpi):
 @pytest.mark.rarely
 def test_three_ranks_send_the_same_kinds(tmp_path):
     check(found(3, tmp_path, *PLAIN, "median", "auc of silos", "average"))
+
+
+@pytest.mark.rarely
+@pytest.mark.parametrize("part", range(5))
+def test_combinations_of_tasks_options_and_parts(tmp_path, part):
+    doors = found(2, tmp_path, "COMBINATIONS", part, 5)
+    check(doors, is_whole=False)
+    refused = [door for door, line in doors.items() if line["refused"]]
+    assert len(doors) > 24 and len(refused) < len(doors) / 3, refused
+
+
+def seen_by(folder):
+    """The kinds that the ranks of `recorded.py` have sent, none of them unnamed."""
+    ranks = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("seen-*.json")]
+    assert ranks and not [line for rank in ranks for line in rank["wrong"]]
+    seen = {kind for rank in ranks for kind in rank["seen"]}
+    assert seen <= KINDS.keys()
+    return seen
+
+
+@pytest.mark.rarely
+@pytest.mark.parametrize(
+    ("deaths", "words"),
+    [
+        ("1@sum:2", "--aggregation mean"),
+        ("1@losses:2", "--aggregation reproducible --clients 6"),
+        ("1@words:2", "--aggregation masked --aggregation.least_ranks 1"),
+    ],
+)
+def test_ranks_that_are_left_send_named_kinds(tmp_path, deaths, words):
+    if "openmpi" not in launchers():
+        pytest.skip("FEDMPI_TEST_OPENMPI does not name an environment with Open MPI")
+    words = f"--algorithm fedavg --rounds 3 --threads 1 --on_loss continue --checkpoint_every 1 {words}".split()
+    program = (PROGRAMS / "recorded.py", tmp_path, PROGRAMS / "loses.py", "--out", tmp_path / "runs", *words)
+    command, variables = launch_words(3, *program, mpi="openmpi", options=("--with-ft", "ulfm"))
+    job = execute(command, env={**variables, "DIE": deaths})
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert "was lost during" in job.stderr
+    assert len([*tmp_path.glob("seen-*.json")]) == 2
+    (written,) = tmp_path.glob("runs/*/crossed.json")
+    crossed, said = {*json.loads(written.read_text(encoding="utf-8"))}, kinds_of(read_command_line(words))
+    assert seen_by(tmp_path) <= crossed <= said
+    assert ("opened masks" in crossed) == ("masked" in words)
+
+
+@pytest.mark.rarely
+@pytest.mark.parametrize("door", ["train fafed SIGKILL 1 45", "average - SIGUSR1 1 9", "join fafed SIGKILL 1 115"])
+def test_what_goes_on_within_a_round_sends_named_kinds(tmp_path, door):
+    way, algorithm, *left = door.split()
+    program = (PROGRAMS / "recorded.py", tmp_path, PROGRAMS / "leaves_round.py", way, algorithm, tmp_path / "it")
+    assert start(2, *program, *left, is_forked=False).returncode
+    assert [*tmp_path.glob("it/checkpoints/within-*/manifest.json")]
+    for path in tmp_path.glob("seen-*.json"):  # of a rank that was not killed
+        path.unlink()
+    again = start(2, *program, is_forked=False)
+    assert "ended: " in again.stdout, again.stderr
+    seen, crossed = seen_by(tmp_path), {*json.loads((tmp_path / "it" / "crossed.json").read_text(encoding="utf-8"))}
+    assert {"checkpoints", "run", "rows"} <= seen <= crossed and OWN not in seen
+
+
+@pytest.mark.rarely
+@pytest.mark.parametrize("federation", [{"every": 5}, {"algorithm": "fedavg", "local_steps": 5}])
+def test_a_trainer_of_hugging_face_sends_named_kinds(tmp_path, federation):
+    if not all(map(importlib.util.find_spec, ("transformers", "peft", "accelerate"))):
+        pytest.skip("needs fedmpi[huggingface]: transformers and peft")
+    given = json.dumps({"federation": federation, "max_steps": 10, "evaluates": True, "eval_strategy": "steps"})
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    program = (PROGRAMS / "recorded.py", tmp_path, PROGRAMS / "fine_tunes.py", tmp_path, given)
+    job = start(2, *program, env=offline, is_forked=False)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert {"rows", "weights", "settings"} <= seen_by(tmp_path) - {OWN}
+    assert OWN not in seen_by(tmp_path)
+
+
+@pytest.mark.rarely
+def test_the_trials_of_a_search_send_what_a_run_sends(tmp_path):
+    pytest.importorskip("optuna")
+    recorded = " ".join(map(str, ("mpirun -np {ranks}", sys.executable, PROGRAMS / "recorded.py", tmp_path)))
+    common = "--rounds 2 --local-steps 2 --batch-size 8 --threads 1"
+    search = f"--search random --trials 2 --range algorithm.step_size=0.01:0.1 --ranks 2 {common}"
+    words = ("-m", "fedmpi", "sweep", *search.split(), "--out", tmp_path / "sweep", "--launch", recorded)
+    job = execute([sys.executable, *map(str, words)], cwd=tmp_path)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert len([*tmp_path.glob("seen-*.json")]) == 4  # of two ranks each: the search itself sends nothing
+    assert seen_by(tmp_path) <= kinds_of(read_command_line([*common.split(), "--holdout", "0.1"]))
 
 
 @pytest.mark.rarely

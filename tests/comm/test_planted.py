@@ -10,7 +10,15 @@ KNOWN = {
     "name of the silo": {"sent as names", "in clients.json"},
     "word with --least 1": {"sent as words", "in model.json"},
 }
-FEW = ("category", "not a number", "names in the file, by doctor", "word", "error of a metric", *KNOWN)
+FEW = (
+    "category",
+    "category of one of the files of tables",
+    "not a number",
+    "names in the file, by doctor",
+    "word",
+    "error of a metric",
+    *KNOWN,
+)
 
 
 def check(ranks, out, planting, *cases, mpi="default"):
@@ -29,7 +37,7 @@ def check(ranks, out, planting, *cases, mpi="default"):
 
 def test_no_name_leaves_its_silo(tmp_path):
     ended = check(2, tmp_path, "1", *FEW)
-    assert ended == dict(zip(FEW, (False, True, True, False, True, False, False)))
+    assert ended == dict(zip(FEW, (False, False, True, True, False, True, False, False)))
     # Only the silo itself sees what is wrong; the others know where.
     printed = [(tmp_path / "case-not-a-number" / f"printed-{rank}.txt").read_text() for rank in (0, 1)]
     assert "on rank 1: an error in line 9, which that rank prints" in printed[0]

@@ -37,6 +37,17 @@ def test_a_round_of_all_and_of_some():
         ({"weights": [1, 2, float("nan")]}, "weights: client 2 has nan"),
         ({"weights": [-1, 2, 3]}, "weights: client 0 has -1"),
         ({"weights": [1, 2, float("inf")]}, "weights: client 2 has inf"),
+        ({"weights": torch.tensor([1.0, -2.0, 3.0])}, "weights: client 1 has -2.0: expected a finite number > 0"),
+        ({"weights": [None, 2, 3]}, "weights: client 0 has None"),
+        ({"weights": ["1", 2, 3]}, "weights: client 0 has '1'"),
+        ({"weights": np.ma.array([1, 2, 3], mask=[0, 1, 0])}, "weights: client 1 has None"),
+        ({"weights": np.ones((3, 1))}, r"weights: client 0 has \[1.0\]"),
+        ({"weights": [1e39, 1, 1]}, r"weights: client 0 has 1e\+39: expected 1e-20 to 1e\+20"),
+        ({"weights": [1, 1e-320, 1]}, "weights: client 1 has 1e-320: expected 1e-20"),
+        ({"weights": 5}, "weights = 5: expected a list, an array or a tensor, a number per client"),
+        ({"weights": "123"}, "weights = '123': expected a list"),
+        ({"weights": {0: 1, 1: 2, 2: 3}}, "weights = .0: 1, 1: 2, 2: 3.: expected a list"),
+        ({"weights": {1, 2, 3}}, "weights = .1, 2, 3.: expected a list"),
     ],
 )
 def test_settings_that_make_no_plan(settings, message):
@@ -87,5 +98,5 @@ def test_weights_may_be_an_array():
     )
     assert all(other[-1]["rows"]["x"][0, 0] == lists[-1]["rows"]["x"][0, 0] for other in others)
     for wrong in (np.ones((3, 1)), np.ones(2), np.float64(1)):
-        with pytest.raises(UserError, match="^weights: "):
+        with pytest.raises(UserError, match="^weights"):
             Plan(3, weights=wrong)

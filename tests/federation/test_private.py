@@ -24,16 +24,17 @@ ALGORITHMS = known(fedmpi.algorithms, Algorithm)
 # The one client that moves alone is drawn among all of them, so that others stand still.
 DRAWN = {"ce_lsgd"}
 COUPLED = {"fedexp"}  # the server's step depends on norms of all coordinates
+BY_THE_CLOCK = {"fedadamw"}  # its corrections count the steps by the clock that all clients share
 SETTINGS = {"coda": {"stage_rounds": 100}, "codasca": {"stage_rounds": 100}}
 
 
-def run(name, centres, private=(), participants=None):
+def run(name, centres, private=(), participants=None, steps=3):
     """A federation after four rounds on f_i = ½ ‖x - c_i‖², with a client for each of the centres c_i."""
     cls = ALGORITHMS[name]
     oracles = dict.fromkeys(range(len(centres)), functools.partial(FunctionOracle, lambda i, x, sample: x - centres[i]))
     ascent = slice(DIM - 1, DIM) if "dual_step_size" in cls.__dataclass_fields__ else None
     variables = Variables(START, None, [slice(0, 2), slice(2, DIM)], ascent, private)
-    algorithm, plan = cls(step_size=0.05, **SETTINGS.get(name, {})), Plan(len(centres), 3, participants)
+    algorithm, plan = cls(step_size=0.05, **SETTINGS.get(name, {})), Plan(len(centres), steps, participants)
     federation = Federation(algorithm, SoloLink(), oracles, plan, variables)
     federation.start()
     for _ in range(4):
@@ -49,7 +50,10 @@ def gradient_oracle_is_enough(name):
     return getattr(ALGORITHMS[name], "oracle", None) is None
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in DRAWN and gradient_oracle_is_enough(name)])
+ALONE = [name for name in ALGORITHMS if name not in DRAWN and gradient_oracle_is_enough(name)]
+
+
+@pytest.mark.parametrize("name", ALONE)
 @pytest.mark.parametrize("present", [[0, 1, 2], [0, 1]])
 def test_a_client_is_alone_with_its_private_coordinates(name, present):
     """f_i has no terms across coordinates: private ones move as in a federation of this client alone."""
@@ -57,6 +61,15 @@ def test_a_client_is_alone_with_its_private_coordinates(name, present):
     for client, centre in enumerate(CENTRES[: len(present)]):
         alone = run(name, [centre]).server.x
         assert torch.allclose(model(federation, client)[:2], alone[:2], rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.parametrize("name", [name for name in ALONE if name not in BY_THE_CLOCK])
+def test_it_is_alone_also_if_the_others_make_more_steps(name):
+    """What the server divides by is then the client's own number of steps, and numbers are the client's own."""
+    federation = run(name, CENTRES, PRIVATE, steps=[2, 5, 3].__getitem__)
+    for client, centre in enumerate(CENTRES):
+        alone = run(name, [centre], steps=[2, 5, 3][client]).server.x
+        assert torch.allclose(model(federation, client)[:2], alone[:2], rtol=1e-9, atol=1e-12), client
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if gradient_oracle_is_enough(name)])

@@ -12,6 +12,7 @@ from fedmpi.comm.agreement import agree
 from fedmpi.comm.solo import SoloLink
 from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.ground.errors import AgreedUserError, UserError
+from fedmpi.own_loop.checks import check_known
 
 pytestmark = pytest.mark.mpi
 
@@ -114,13 +115,19 @@ def test_all_ranks_agree_on_an_error_of_one(any_link):
         if any_link.rank == last:
             raise UserError("the step is not a number", where="line 5")
 
+    def is_set_wrongly_on_the_last():
+        check_known("outer adam", ["momentum"], ["speed"] if any_link.rank == last else [])
+
     where = f"on rank {last}: " if last else ""
-    for tells in (True, False):
+    of_setting = "unknown setting speed: outer adam has momentum"
+    for fails, tells, line, others_know in (
+        (is_set_wrongly_on_the_last, True, of_setting, of_setting),
+        (fails_on_the_last, True, "the step is not a number", "an error, which that rank prints"),  # not our code
+        (fails_on_the_last, False, "the step is not a number", "an error in line 5, which that rank prints"),
+    ):
         with pytest.raises(AgreedUserError) as caught:
-            agree(any_link, fails_on_the_last, tells)
-        is_known = tells or any_link.rank == last  # else the line may quote a silo's data
-        expected = "the step is not a number" if is_known else "an error in line 5, which that rank prints"
-        assert str(caught.value) == f"{where}{expected}"
+            agree(any_link, fails, tells)
+        assert str(caught.value) == f"{where}{line if any_link.rank == last else others_know}"
         assert caught.value.is_printed == (any_link.rank == last)
 
 

@@ -18,7 +18,7 @@ from fedmpi.algorithms import DESLOC, FAFED, FAFEDCode, FedLAMB, LocalAMSGrad, S
 from fedmpi.comm.job.replicas import check_replicas
 from fedmpi.comm.solo import SoloLink
 from fedmpi.federation.client_state import SKIPPED
-from fedmpi.federation.participation import Plan, spread
+from fedmpi.federation.participation import Plan, draw_participants, spread
 from fedmpi.federation.rounds import Federation
 from fedmpi.federation.variables import Variables
 from fedmpi.oracles import FunctionOracle
@@ -53,9 +53,9 @@ class Counting(FunctionOracle):
         return super().gradient(z, xi)
 
 
-def make(link, algorithm, sending, participants):
-    mine = spread(N, link.size)[link.rank]
-    plan = Plan(N, 2, participants, seed=3, weights=None)
+def make(link, algorithm, sending, participants, num_clients=N):
+    mine = spread(num_clients, link.size)[link.rank]
+    plan = Plan(num_clients, 2, participants, seed=3, weights=None)
     x0 = torch.linspace(-1, 1, DIM, dtype=torch.float64)
     parts = [BufferPart("mean", 0, 2, torch.float64)]
     variables = Variables(x0, torch.zeros(2, dtype=torch.float64), buffer_parts=parts)
@@ -78,10 +78,21 @@ def rows_of(federation):
     [*((algorithm, SENDINGS[0]) for algorithm in ALGORITHMS), *((ALGORITHMS[2], sending) for sending in SENDINGS[1:])],
 )
 def test_all_layouts_learn_the_same(link, algorithm, sending):
-    def participants(round_index):
-        return [c for c in range(N) if (c + round_index) % 3]
+    learn_the_same(link, algorithm, sending, lambda index: [c for c in range(N) if (c + index) % 3], N)
 
-    whole, ours = (make(each, algorithm, sending, participants) for each in (SoloLink(), link))
+
+@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("algorithm", [ALGORITHMS[0], FAFEDCode(step_size=0.05, epsilon=0.1, m_every=2, v_every=3)])
+def test_periods_2_and_3_of_half_of_the_clients(link, algorithm, each):
+    """One client on each rank, or three."""
+    number = each * link.size
+    drawn = functools.partial(draw_participants, number, 0.5, 3)
+    learn_the_same(link, algorithm, Sending(Reproducible()), drawn, number)
+
+
+def learn_the_same(link, algorithm, sending, participants, num_clients):
+    """As one process with all clients, also where another federation goes on."""
+    whole, ours = (make(each, algorithm, sending, participants, num_clients) for each in (SoloLink(), link))
     whole.start()
     ours.start()
     for number in range(ROUNDS):
@@ -97,7 +108,7 @@ def test_all_layouts_learn_the_same(link, algorithm, sending):
                 torch.testing.assert_close(row, expected[name], **tolerance, msg=lambda m, n=name: f"{n}: {m}")
         if number % 3 == 1:  # goes on as another federation
             state = {name: v.clone() if isinstance(v, torch.Tensor) else v for name, v in ours.state().items()}
-            ours = make(link, algorithm, sending, participants)
+            ours = make(link, algorithm, sending, participants, num_clients)
             ours.restore(state)
 
 

@@ -54,16 +54,42 @@ def test_adapters_are_averaged_and_load_elsewhere(tmp_path, mpi):
 
 
 @needs_them
+@pytest.mark.parametrize("labelled", [[12, 12], [12, 3]])
+def test_by_default_it_is_the_training_of_one_process_with_all_data(tmp_path, labelled):
+    """In each step all samples, which the silos have in unequal numbers, also of labels; gradients are clipped."""
+    from safetensors.torch import load_file
+
+    given = {
+        "dropout": 0.0,
+        "max_grad_norm": 0.1,
+        "weight_decay": 0.1,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 3,
+    }
+    given |= {"numbers": [48, 16], "labelled": labelled, "max_steps": 15, "save_strategy": "no", "logging_steps": 1}
+    found, printed = fine_tune(tmp_path / "silos", federation={}, per_device_train_batch_size=48, **given)
+    assert found[0]["trained"] == found[1]["trained"]
+    assert found[0]["accounts"]["round"] == 15 and found[0]["accounts"]["bytes"] == 15 * 4096
+    assert "the gradients are averaged in each step: 4.0 KiB per rank and average (every=10 averages" in printed
+    assert "; weights: numbers of samples (16 to 48), times the labels of a sample where the loss is a mean" in printed
+    fine_tune(tmp_path / "pooled", ranks=1, pooled=True, per_device_train_batch_size=64, **given)
+    ours, pooled = (load_file(tmp_path / name / "final" / "adapter_model.safetensors") for name in ("silos", "pooled"))
+    assert all((ours[name] - value).abs().max() < 1e-5 for name, value in pooled.items())
+    assert found[0]["max_grad_norm"] == given["max_grad_norm"]
+
+
+@needs_them
 @pytest.mark.parametrize(
     "given",
     [
+        {"federation": {}, "save_steps": 3, "gradient_accumulation_steps": 2},
         {},
         {"federation": {"every": 4, "outer": "nesterov", "exchange": MOMENTS}, "save_steps": 3},
         {"federation": {"every": 4}, "save_steps": 3, "gradient_accumulation_steps": 2},
         {"federation": {"algorithm": "fafed", "local_steps": 4}, "save_steps": 3, "gradient_accumulation_steps": 2},
         {"lora": False, "dtype": "bfloat16", "federation": {"every": 4}, "save_steps": 3},
     ],
-    ids=["callback", "outer", "accumulation", "algorithm", "bfloat16"],
+    ids=["gradients", "callback", "outer", "accumulation", "algorithm", "bfloat16"],
 )
 def test_killed_and_resumed_by_trainers_own_means_it_has_the_same_bits(tmp_path, given):
     whole, _ = fine_tune(tmp_path / "whole", **given)
@@ -71,6 +97,17 @@ def test_killed_and_resumed_by_trainers_own_means_it_has_the_same_bits(tmp_path,
     fine_tune(tmp_path / "killed", kill=[1, 13], code=None, **given)
     resumed, _ = fine_tune(tmp_path / "killed", resume=True, **given)
     assert [found["trained"] for found in resumed] == [found["trained"] for found in whole]
+
+
+@needs_them
+def test_resumed_under_many_settings_it_has_the_same_bits(tmp_path):
+    """Schedules, accumulation, 16 bits and streams: all in one job, which lost its later checkpoints."""
+    ended = start(2, PROGRAMS / "resumes_trainers.py", tmp_path, env=OFFLINE)
+    assert ended.returncode == 0, ended.stderr
+    found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("[")]
+    assert len(found) == 8
+    for name, whole, resumed in found:
+        assert len({*whole}) == 1 and resumed == whole, name
 
 
 @needs_them
@@ -91,19 +128,25 @@ def test_no_rank_continues_from_another_ones_checkpoint(tmp_path):
 
 
 @needs_them
-@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "whole"])
-def test_files_at_an_average_and_between_two_have_the_right_size_and_load(tmp_path, lora):
+@pytest.mark.parametrize(
+    ("lora", "federation"),
+    [(True, {"every": 5}), (False, {"every": 5}), (True, {}), (False, {})],
+    ids=["adapters", "whole", "adapters, gradients", "whole, gradients"],
+)
+def test_files_at_an_average_and_between_two_have_the_right_size_and_load(tmp_path, lora, federation):
     import torch
     from fine_tunes import make_model
     from safetensors.torch import load_file
 
     given = {"lora": lora, "dropout": 0.1, "dtype": "float32", "checkpointing": None, "quantised": False}
-    fine_tune(tmp_path, save_strategy="no", max_steps=10, saves=[5, 7], lora=lora)
+    fine_tune(tmp_path, save_strategy="no", max_steps=10, saves=[5, 7], lora=lora, federation=federation)
     model = make_model(given)
     whole = sum(p.nbytes for p in model.parameters())
     for folder in (tmp_path / f"step-{step}-rank-{rank}" for step in (5, 7) for rank in (0, 1)):
-        values = load_file(folder / ("adapter_model.safetensors" if lora else "model.safetensors"))
-        assert sum(value.nbytes for value in values.values()) == (4096 if lora else whole)
+        for kind in (folder, folder / "saved"):
+            values = load_file(kind / ("adapter_model.safetensors" if lora else "model.safetensors"))
+            assert sum(value.nbytes for value in values.values()) == (4096 if lora else whole)
+        assert whole <= (folder / "state" / "model.safetensors").stat().st_size < 1.1 * whole + 10_000
         model.load_state_dict(torch.load(folder / "state.pt"))
         pickled = torch.load(folder / "model.pt", weights_only=False)
         assert all(map(torch.equal, model.parameters(), pickled.parameters()))
@@ -161,6 +204,10 @@ def test_a_quantised_base_is_left_as_it_is(tmp_path):
         ({"federation": {"algorithm": "fafed", "step_size": 0.1}}, "step_size = 0.1: give learning_rate to Training"),
         ({"federation": {"algorithm": "fafedd"}}, "unknown algorithm 'fafedd'"),
         ({"federation": {"algorithm": "fafed"}, "fp16": True}, "fp16 = True: scaled losses have scaled gradients"),
+        ({"federation": {}, "fp16": True}, "fp16 = True: scaled losses have scaled gradients"),
+        ({"federation": {"outer": "adam"}}, "outer = 'adam', every = None: expected a number of local steps with it"),
+        ({"federation": {"evry": 3}}, "unknown setting evry: outer none has server_step_size"),
+        ({"federation": {"model": 1}}, "model: Trainer's own is used: leave it out"),
         ({"resume": True}, "No valid checkpoint found"),
     ],
 )
@@ -184,6 +231,10 @@ def test_wrong_arguments_are_one_line(tmp_path, given, message):
         ({"numbers": [8, 64], "max_steps": -1, "num_train_epochs": 1}, "max_steps is 2 on rank 0, 16 on rank 1"),
         ({"adds": True}, "FederatedCallback was added to a Trainer: expected Trainer(..., callbacks=[...]) with it"),
         ({"fails": 1}, "fails by itself"),
+        (
+            {"federation": {}, "rates": [0.01, 0.02]},
+            "lr of parameter group 0 is 0.01 on rank 0, 0.02 on rank 1",
+        ),
     ],
 )
 def test_what_would_differ_later_ends_the_job_before_the_first_step(tmp_path, given, message):
@@ -201,6 +252,14 @@ def test_early_stopping_ends_all_ranks_even_before_the_callback(tmp_path):
 
 
 @needs_them
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="needs trl")
+def test_trls_trainer_for_instructions_takes_the_callback(tmp_path):
+    found, _ = fine_tune(tmp_path, sft=True, federation={}, max_steps=6, save_steps=3)
+    assert found[0]["trained"] == found[1]["trained"] and found[0]["base_stays"]
+    assert found[0]["accounts"]["bytes"] == 6 * 4096
+
+
+@needs_them
 def test_frozen_factors_stay_equal(tmp_path):
     """FFA-LoRA: half of the bytes."""
     found, _ = fine_tune(tmp_path, federation={"every": 5, "freeze": "*lora_A*"}, save_strategy="no")
@@ -208,10 +267,32 @@ def test_frozen_factors_stay_equal(tmp_path):
     assert found[0]["accounts"]["bytes"] < 4 * 4096
 
 
-@pytest.mark.skipif(ARE_HERE, reason="transformers is installed")
-def test_without_transformers_one_line_says_what_to_install():
-    ended = execute([sys.executable, "-c", "import fedmpi.huggingface"], cwd=ROOT)
-    assert "fedmpi.huggingface needs transformers: pip install 'fedmpi[huggingface]'" in ended.stderr
+NO_TRAINER = """
+class Lazy(type(sys)):
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            import safetensorz
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"Could not import module '{name}'.") from error
+
+sys.modules["accelerate"], sys.modules["transformers"] = type(sys)("accelerate"), Lazy("transformers")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "missing"),
+    [
+        ("sys.modules['accelerate'] = type(sys)('accelerate'); sys.modules['transformers'] = None", "transformers"),
+        ("sys.modules['accelerate'] = None", "accelerate"),
+        (NO_TRAINER, "safetensorz"),
+    ],
+    ids=["transformers", "accelerate", "what transformers needs"],
+)
+def test_one_line_says_what_to_install(program, missing):
+    ended = execute([sys.executable, "-c", f"import sys\n{program}\nimport fedmpi.huggingface"], cwd=ROOT)
+    assert f"fedmpi.huggingface needs {missing}: pip install 'fedmpi[huggingface]'" in ended.stderr
 
 
 @pytest.mark.parametrize("mpi", launchers())
@@ -224,6 +305,13 @@ def test_ranks_that_look_alone_to_other_libraries_find_each_other(mpi):
 
 
 def test_nothing_else_loads_these_libraries():
-    words = "import fedmpi, sys, fedmpi.train, fedmpi.own_loop.average, fedmpi.own_loop.join; print(*sys.modules)"
+    words = (
+        "import importlib, pkgutil, sys, fedmpi\n"
+        "for module in pkgutil.walk_packages(fedmpi.__path__, 'fedmpi.'):\n"
+        "    if module.name != 'fedmpi.huggingface':\n"
+        "        importlib.import_module(module.name)\n"
+        "print(*sys.modules)"
+    )
     ended = execute([sys.executable, "-c", words], cwd=ROOT)
+    assert "fedmpi.own_loop.average" in ended.stdout.split()
     assert not {"transformers", "peft", "accelerate", "lightning", "fedmpi.huggingface"} & {*ended.stdout.split()}

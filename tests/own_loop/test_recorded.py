@@ -57,6 +57,23 @@ def test_a_loop_goes_on_after_a_signal_and_after_a_kill_with_the_same_bits(way, 
     assert last.is_complete and last.records[5]["error"] == (1 * 1 + 3 * 2) / 4 and last.clients["error"] == [1, 2]
 
 
+@pytest.mark.rarely
+def test_masked_sums_hide_what_a_rank_measures(tmp_path):
+    found = {}
+    for aggregation in ("reproducible", "masked"):
+        program = PROGRAMS / "recorded_loop.py"
+        done = start(3, program, "average", tmp_path / aggregation, 12, env={"AGGREGATION": aggregation})
+        assert done.returncode == 0, done.stderr
+        found[aggregation] = fedmpi.load_run(tmp_path / aggregation)
+    plain, hidden = found.values()
+    for name in ("error", "size", "loss"):
+        of_plain, of_hidden = (
+            [record[name] for record in run.records if record.get(name) is not None] for run in (plain, hidden)
+        )
+        assert of_hidden == pytest.approx(of_plain, rel=1e-12) and any(of_hidden)
+    assert plain.clients["error"] == [1, 2, 3] and not hidden.clients.get("error")
+
+
 def test_a_run_folder_is_never_taken_for_another_run(tmp_path):
     program, folder = tmp_path / "once.py", tmp_path / "run"
     program.write_text(

@@ -17,6 +17,7 @@ from fedmpi.data.holdout import hold_out
 from fedmpi.data.partitions import IID, Column, Dirichlet
 from fedmpi.data.source import HDF5Source
 from fedmpi.prepare.__main__ import main
+from fedmpi.prepare.formats.features import _median as middle_of
 from fedmpi.tasks.base import RankContext
 from fedmpi.tasks.classification import Classification
 
@@ -448,3 +449,72 @@ def test_a_silo_in_another_unit_is_noted(tmp_path):
     other = frame.assign(b=1000 * (frame.b + 5))
     (note,) = [one for one in prepare(tmp_path, other, *how, name="silo2")[1]["notes"] if "unit" in one]
     assert note.startswith("b: its mean is ") and note.endswith("in the file of --columns: is the unit the same?")
+
+
+def test_a_file_for_other_silos_says_nothing_of_single_rows(tmp_path, capsys):
+    """It had every category of the first silo, also one that a single patient has, and medians that are one row's."""
+    shared = tmp_path / "columns.json"
+    ward = np.array(["surgery", "neurology"] * 50, dtype=object)
+    ward[:4], ward[4:8] = "Rare-one", "Rare-two"
+    frame = table(ward=ward)
+    words = ["--columns", shared, "--one-hot", "ward", "--test-share", "0.5"]
+    source, account = prepare(tmp_path, frame, *words)
+    content = json.loads(shared.read_text())
+    assert content["columns"]["ward"] == ["neurology", "surgery"] and "Rare" not in shared.read_text()
+    (note,) = [note for note in account["notes"] if note.startswith("ward: ")]
+    assert note == "ward: 8 of 100 rows have categories of fewer than 5 rows (--least): they count as unknown"
+    assert "Rare" not in capsys.readouterr().out
+    with h5py.File(tmp_path / "t.h5") as file:
+        assert not any("Rare" in str(value) for value in file.attrs.values())
+        training = file["train/images"][:]
+    assert sum(column(source, number).sum() for number in (2, 3)) == 92  # unknown ones have 0 in both
+    middle = np.sort(training[:, 0].astype(float))[22:28]  # of 50; no single one of them
+    assert content["columns"]["a"]["median"] == pytest.approx(middle.mean())
+    # Another silo's rare categories are unknown; of one of 5 rows, the others should know.
+    other, theirs = table(ward=["surgery"] * 94 + ["Other"] * 4 + ["Single"] * 2), words[:2]
+    account = prepare(tmp_path, other, *theirs)[1]
+    assert any(note.startswith("ward: 6 of 100 rows have categories that the file of") for note in account["notes"])
+    (tmp_path / "t.h5").unlink()
+    other["ward"] = ["surgery"] * 95 + ["Other"] * 5
+    error = refused(capsys, tmp_path, other, *theirs)
+    assert "column ward contains Other, which is not among neurology, surgery: add it" in error
+    prepare(tmp_path, other, *theirs, "--least", 6)
+    (tmp_path / "t.h5").unlink()
+    other["ward"] = ["surgery"] * 98 + ["Surgery "] * 2  # a mistake, however rare
+    assert '"aliases": {"ward": {"Surgery": "surgery"}}' in refused(capsys, tmp_path, other, *theirs)
+    # Without such a file, or with --least 1, every category is a feature.
+    account = prepare(tmp_path, frame, "--one-hot", "ward")[1]
+    assert len(HDF5Source(tmp_path / "t.h5").attributes["feature_names"]) == 6 and "ward" not in str(account["notes"])
+    prepare(tmp_path, frame, "--columns", tmp_path / "all.json", "--one-hot", "ward", "--least", 1)
+    assert "Rare-one" in (tmp_path / "all.json").read_text()
+
+
+def test_rare_classes_and_columns_of_few_numbers_are_not_written_for_other_silos(tmp_path, capsys):
+    shared = tmp_path / "columns.json"
+    rare = table()
+    rare.loc[:3, "y"] = "Rare-code"
+    error = refused(capsys, tmp_path, rare, "--columns", shared)
+    assert "column y has 1 class of fewer than 5 rows" in error and "Rare" not in error and not shared.exists()
+    prepare(tmp_path, rare, "--columns", shared, "--classes", "Rare-code,n,p")  # they may know
+    (tmp_path / "t.h5").unlink()
+    shared.unlink()
+    few = table(c=[0.5, 7.25, 3.5] + [np.nan] * 97)
+    error = refused(capsys, tmp_path, few, "--columns", shared, "--missing", "median")
+    assert "column c has fewer than 5 rows with a number" in error and not shared.exists()
+    assert "--least 0: expected at least 1" in refused(capsys, tmp_path, few, "--least", 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "least", "median"),
+    [
+        ([1, 2, 3, 4, 100], 5, 22),
+        ([*range(10)], 5, 4.5),
+        ([0, 0, 0, 0, 0, 1, 1, 1], 5, 0),  # 5 rows have it
+        ([0, 1, 5, 7, 9, 11, 50], 5, 6.6),
+        ([0, 1, 5, 7, 9, 11, 50], 1, 7),
+        ([3, 9], 5, 6),
+        ([7], 5, 7),
+    ],
+)
+def test_a_median_of_several_rows(values, least, median):
+    assert middle_of(np.array(values, float), least) == pytest.approx(median)

@@ -1,10 +1,15 @@
 """Goes through doors of fedmpi with a recorder around MPI: crosses.py FOLDER DOOR ...; on two ranks.
 
+Without a DOOR through all `DOORS`; COMBINATIONS K N stands for those of tasks with options,
+every Nth from the Kth on, see `combinations`.
+
 Prints for each door a line of JSON: the kinds of messages that were seen, those in crossed.json, those that the
 settings say ("" if there are none), and lines about messages that nothing declares.
 """
 
 import contextlib
+import functools
+import itertools
 import json
 import pathlib
 import sys
@@ -19,10 +24,16 @@ import torch
 from torch.utils.data import TensorDataset
 
 import fedmpi
+from fedmpi import aggregation, algorithms
+from fedmpi.aggregation import Aggregation, codecs, stages
+from fedmpi.aggregation.codecs import Codec
+from fedmpi.aggregation.stages import Stage
+from fedmpi.algorithms import Algorithm
 from fedmpi.cli.doctor.__main__ import main as doctor
 from fedmpi.cli.evaluate.__main__ import main as evaluate
 from fedmpi.cli.train import main as train_main
-from fedmpi.ground.errors import UserError
+from fedmpi.ground.errors import Diverged, UserError
+from fedmpi.ground.registry import known
 from fedmpi.prepare.__main__ import main as data_main
 from fedmpi.training import loop
 from fedmpi.training.crossing import kinds_of
@@ -158,12 +169,13 @@ def loop_of(door, recorded=True, **settings):
 
     def go(name):
         model, given = net(), data(COMM.rank)
+        others = {key: each() if callable(each) else each for key, each in settings.items()}
         record = fedmpi.Recording(OUT / name, evaluate=lambda: {"loss": 1.0}, checkpoint_every=2) if recorded else None
         if door == "join":
-            fed = fedmpi.join(model, "fedavg", local_steps=2, record=record, **settings)
+            fed = fedmpi.join(model, "fedavg", local_steps=2, record=record, **others)
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            fed = fedmpi.average(model, optimizer, every=2, record=record, **settings)
+            fed = fedmpi.average(model, optimizer, every=2, record=record, **others)
         for _ in range(4):
             batch = given[:8]
             if door == "join":
@@ -193,11 +205,18 @@ def measured(name):
     evaluate([str(OUT / name)])
 
 
-def each_of(*algorithms):
+def measured_silos(name):
+    run("--data", silos, "--task.metrics", "f1,auroc", "--checkpoint-every", "1")(name)
+    configs.clear()
+    recorder.clear()
+    evaluate([str(OUT / name)])
+
+
+def each_of(*names):
     """A run with each of some algorithms."""
 
     def go(name):
-        for algorithm in algorithms:
+        for algorithm in names:
             run("--algorithm", algorithm)(f"{name}--{algorithm}")
 
     return go
@@ -357,6 +376,10 @@ DOORS = {
     "dealt again": run("--partition.redeal", "true"),
     "tracked": run("--data", silos, "--track", "tensorboard"),
     "resumed": resumed,
+    "fixed": run("--data", silos, "--weighting", "samples", "--codec", "fixed"),
+    "evaluate of silos": measured_silos,
+    "checkpoints within rounds": run("--data", silos, "--local-steps", "300", "--checkpoint-minutes", "0.0001"),
+    "clip and decay": run("--data", silos, "--clip-norm", "1", "--weight-decay", "0.1", "--stop", "train_loss<9"),
     "evaluate": measured,
     "doctor": lambda name: doctor(["--out", str(OUT)]),
     "datasets": call(data=lambda: [data(k) for k in range(COMM.size)], test_data=lambda: data(5), model=net),
@@ -376,16 +399,75 @@ DOORS = {
 }
 
 
+TASKS = {
+    "digits": {},
+    "silos": {"data": silos},
+    "auc": {"task": "auc"},
+    "auc of silos": {"task": "auc", "data": silos},
+    "language": {"task": {"name": "language", "bptt": 5}, "data": lambda: files("text", text).format(client=0)},
+    "language of silos": {"task": {"name": "language", "bptt": 5}, "data": lambda: files("text", text)},
+    "segmentation of silos": {"task": "segmentation", "model": pixels, "data": lambda: files("masks", masks)},
+    "Datasets": {"data": lambda: [data(k) for k in range(COMM.size)], "test_data": lambda: data(5), "model": net},
+    "regression": {
+        "task": "regression",
+        "data": lambda: [numbers(client) for client in range(COMM.size)],
+        "test_data": lambda: numbers(9),
+        "model": torch.nn.Linear(4, 1),
+    },
+    "own task": {"task": lambda: own_task(test_of=lambda client, number: data(5 + client)), "model": net},
+    "quadratic": {"task": "quadratic"},
+}
+RULED = ("silos", "language of silos", "own task")
+OPTIONS = {
+    "baselines": {"baselines": "local,pooled,tuned", "cross_site": True},
+    "own layers": {"private": "*", "cross_site": True},
+    "held out": {"holdout": 0.3, "patience": 1, "result": "best"},
+    "scores of samples": {"scores": "samples"},
+    "some at a time": {"participation": 0.5, "weighting": "samples"},
+    "faulty ones left out": {"faulty": "leave_out", "checkpoint_every": 1, "check_replicas": 1},
+}
+LEAST_RANKS = {"masked": {"least_ranks": 2}}  # as many as there are here
+
+
+def made(package, base):
+    """Name -> function that makes it, of every part in a package."""
+    classes = known(package, base)
+    return {name: functools.partial(kind, **LEAST_RANKS.get(name, {})) for name, kind in classes.items()}
+
+
+def combinations():
+    """Name -> door: every task with every option, some with every aggregation, loops and silos with every part."""
+    rules = {f"aggregation {name}": {"aggregation": make} for name, make in made(aggregation, Aggregation).items()}
+    parts = {f"codec {name}": {"codec": make} for name, make in made(codecs, Codec).items()}
+    parts |= {f"stage {name}": {"stages": lambda make=make: [make()]} for name, make in made(stages, Stage).items()}
+    pairs = [*itertools.product(TASKS, OPTIONS.items()), *itertools.product(RULED, rules.items())]
+    pairs += itertools.product(["silos"], parts.items())
+    doors = {f"{task} with {name}": call(**TASKS[task], **given) for task, (name, given) in pairs}
+    for door, (name, given) in itertools.product(("join", "average"), [*rules.items(), *parts.items()]):
+        doors[f"{door} with {name}"] = loop_of(door, **given)
+    return doors | {f"algorithm {name}": call(algorithm=name) for name in known(algorithms, Algorithm)}
+
+
+def refused(door, name):
+    """Go through a door; whether the settings do not fit together."""
+    try:
+        door(name)
+    except (UserError, SystemExit, Diverged):
+        return True
+    return False
+
+
 def through(name):
     """Go through a door; what was seen of it on all ranks, on rank 0."""
     configs.clear()
     recorder.clear()
     folder = name.replace(" ", "-")
-    DOORS[name](folder)
+    is_refused = refused(COMBINATIONS[name], folder) if name in COMBINATIONS else DOORS[name](folder)
     everyone = raw(lambda comm: comm.gather((dict(recorder.sent), recorder.wrong)))
     if COMM.rank:
         return
     found = {"door": name, "seen": sorted({kind for sent, _ in everyone for kind, (_, size) in sent.items() if size})}
+    found["refused"] = bool(is_refused)
     found["wrong"] = sorted({line for _, wrong in everyone for line in wrong})
     folders = [OUT / folder, *OUT.glob(f"{folder}--*")]
     paths = [path for each in folders for path in each.rglob("crossed.json")]
@@ -395,5 +477,9 @@ def through(name):
     print("FOUND " + json.dumps(found), flush=True)
 
 
-for door in sys.argv[2:] or DOORS:
+COMBINATIONS = combinations()
+names = sys.argv[2:] or [*DOORS]
+if names[0] == "COMBINATIONS":
+    names = [*COMBINATIONS][int(names[1]) :: int(names[2])]
+for door in names:
     through(door)

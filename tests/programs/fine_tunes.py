@@ -31,8 +31,12 @@ OURS = {
     "quantised": False,  # whether the base is emulated in 8 bits
     "evaluates": False,
     "numbers": [64, 64],  # texts of each rank
+    "labelled": [12, 12],  # words of each of its texts, the last ones, that have a label
+    "pooled": False,  # whether one process has the texts of all ranks, and no callback
+    "rates": None,  # learning rates of the ranks
     "adds": False,  # whether the callback is added later
     "fails": None,  # a rank that fails before it makes the Trainer
+    "sft": False,  # whether the Trainer is TRL's SFTTrainer
     "stops_early": False,  # by a callback before ours, and each rank's own accuracy
 }
 DEFAULTS = {"max_steps": 20, "save_steps": 5, "logging_steps": 5, "learning_rate": 1e-2}
@@ -53,6 +57,8 @@ class Killing(transformers.TrainerCallback):
 class Saving(transformers.TrainerCallback):
     """Writes the model in all ways after some steps."""
 
+    trainer = None
+
     def __init__(self, folder, steps):
         self.folder, self.steps = folder, steps
 
@@ -60,6 +66,8 @@ class Saving(transformers.TrainerCallback):
         if state.global_step in self.steps:
             folder = self.folder / f"step-{state.global_step}-rank-{RANK}"
             model.save_pretrained(folder)
+            self.trainer.save_model(str(folder / "saved"))
+            self.trainer.accelerator.save_state(str(folder / "state"))
             torch.save(model.state_dict(), folder / "state.pt")
             torch.save(model, folder / "model.pt")
 
@@ -97,11 +105,23 @@ def make_model(chosen):
     return model
 
 
-def texts(silo, number):
+def texts(silo, number, labelled=12):
     """Each silo counts in steps of its own, from anywhere."""
     draw = torch.Generator().manual_seed(silo)
     words = (torch.randint(64, (number, 1), generator=draw) + (silo % 10 + 1) * torch.arange(12)) % 64
-    return [{"input_ids": row, "labels": row} for row in words]
+    without = torch.arange(12) < 12 - labelled
+    return [{"input_ids": row, "labels": row.masked_fill(without, -100)} for row in words]
+
+
+def for_sft(data):
+    """The arguments that SFTTrainer takes instead: a Dataset of tokens, and a tokenizer of numbers."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(64)}, unk_token="0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="0", pad_token="0")
+    tokens = Dataset.from_list([{"input_ids": text["input_ids"].tolist()} for text in data])
+    return {"train_dataset": tokens, "processing_class": tokenizer}
 
 
 def digest(tensors):
@@ -113,14 +133,26 @@ def main():
     folder, given = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}")
     chosen = {name: given.pop(name, value) for name, value in OURS.items()}
     fixed = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "per_device_train_batch_size": 4}
+    given |= {"learning_rate": chosen["rates"][RANK]} if chosen["rates"] else {}
     args = transformers.TrainingArguments(str(folder), **{**fixed, **DEFAULTS, **given})
+    trainer_class = transformers.Trainer
+    if chosen["sft"]:
+        import trl
+
+        trainer_class, args = trl.SFTTrainer, trl.SFTConfig(str(folder), **{**fixed, **DEFAULTS, **given}, bf16=False)
     model = make_model(chosen)
     base = [p for p in model.parameters() if not p.requires_grad]
     before, size = digest(base), sum(p.numel() * 4 for p in model.parameters() if p.requires_grad)
     common = {
-        "train_dataset": texts(RANK, chosen["numbers"][RANK]),
+        "train_dataset": texts(RANK, chosen["numbers"][RANK], chosen["labelled"][RANK]),
         "eval_dataset": texts(RANK + 10, 16) * chosen["evaluates"] or None,
     }
+    if chosen["pooled"]:
+        common["train_dataset"] = [
+            text
+            for silo, (number, labelled) in enumerate(zip(chosen["numbers"], chosen["labelled"]))
+            for text in texts(silo, number, labelled)
+        ]
     if chosen["fails"] == RANK:
         raise RuntimeError("fails by itself")
     federation, others = chosen["federation"], [Killing(chosen["kill"]), Saving(folder, chosen["saves"])]
@@ -129,13 +161,16 @@ def main():
         callback = trainer.joining
     else:
         callback = FederatedCallback(**federation)
-        first = [] if chosen["adds"] else [callback]
+        first = [] if chosen["adds"] or chosen["pooled"] else [callback]
         if chosen["stops_early"]:
             first.insert(0, transformers.EarlyStoppingCallback(1))
             common["compute_metrics"] = lambda _: {"accuracy": float(RANK)}
-        trainer = transformers.Trainer(model, args, callbacks=[*first, *others], **common)
+        if chosen["sft"]:
+            common |= for_sft(common["train_dataset"])
+        trainer = trainer_class(model, args, callbacks=[*first, *others], **common)
         if chosen["adds"]:
             trainer.add_callback(callback)
+    others[1].trainer = trainer
     trainer.train(resume_from_checkpoint=chosen["resume"] or None)
     trainer.save_model(os.path.join(args.output_dir, "final"))
     entries = {name: value for entry in trainer.state.log_history for name, value in entry.items()}
@@ -144,8 +179,9 @@ def main():
         "dtypes": sorted({str(p.dtype) for p in model.parameters() if p.requires_grad}),
         "base_stays": digest(base) == before,
         "trained_bytes": size,
-        "accounts": callback.fed.accounts(),
+        "accounts": callback.fed and callback.fed.accounts(),
         "output_dir": args.output_dir,
+        "max_grad_norm": args.max_grad_norm,
         "loss": entries["loss"],
         "best": [trainer.state.best_metric, trainer.state.best_global_step],
         "tied": model.get_output_embeddings().weight is model.get_input_embeddings().weight,

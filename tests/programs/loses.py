@@ -2,26 +2,31 @@
 
 DIE: "RANK@EVENT:NUMBER ...": the rank dies when the event occurs for the NUMBERth time. Events: "turn" (a
 client begins to work), "losses", "sum", "masks" (before they are added), "words" (before whole numbers are summed),
-"open" (of masks), "agree", "shrink", "evaluation", "record" (before one is written), "save", "model" (before it is
-built).
+"inside" (such a sum has begun), "open" (of masks), "agree", "shrink", "evaluation", "record" (before one is written),
+"save", "model" (before it is built).
 STOP: the same for ranks that stop (SIGSTOP).
 ABSENT: "CLIENT@ROUND:END ...": the client takes part in no round from that one on, counted from 0, up to END; the
 start is round -1.
+USED: a folder, in which each rank notes the hash of every key and nonce of masks; it ends if one is used twice, also by
+its earlier processes.
 LATE: "RANK:SECONDS": in waits of more than a second the rank looks only every so many seconds at what has happened.
 """
 
 import collections
+import hashlib
 import os
+import pathlib
 import signal
 import time
 
 from mpi4py import MPI
 
 import fedmpi.training.build
-from fedmpi.aggregation import Aggregation
+from fedmpi.aggregation import Aggregation, hidden_sums
 from fedmpi.aggregation.hidden_sums import HiddenSums
 from fedmpi.comm.faults.rollcall import RollCall
 from fedmpi.comm.faults.survivors import Survivors
+from fedmpi.comm.sums import mpi
 from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.federation.losses import Reports
 from fedmpi.federation.participation import Plan
@@ -52,6 +57,31 @@ def dies_at(owner, name, event):
         return function(*args, **options)
 
     setattr(owner, name, call)
+
+
+def dies_inside(add):
+    """`add_integers` in which this rank dies when its part of the sum has been given to MPI."""
+
+    def call(ranks, block):
+        seen["inside"] += 1
+        if number := SIGNALS.get((str(RANK), f"inside:{seen['inside']}")):
+            ranks.wait = lambda request: os.kill(os.getpid(), number)
+        return add(ranks, block)
+
+    return call
+
+
+class Noted(hidden_sums.Stream):
+    """A stream whose key has not had the nonce before on this rank, in no process."""
+
+    def __init__(self, key, nonce):
+        file = pathlib.Path(os.environ["USED"], f"rank-{RANK}")
+        one = hashlib.sha256(key + nonce.to_bytes(8, "big")).hexdigest()
+        if one in (file.read_text().split() if file.exists() else ()):
+            MPI.COMM_WORLD.Abort(77)
+        with open(file, "a") as noted:
+            noted.write(one + "\n")
+        super().__init__(key, nonce)
 
 
 def present(draw):
@@ -95,6 +125,9 @@ for owner, name, event in [
     (fedmpi.training.build, "build_model", "model"),
 ]:
     dies_at(owner, name, event)
+mpi.add_integers = dies_inside(mpi.add_integers)
+if "USED" in os.environ:
+    hidden_sums.Stream = Noted
 fedmpi.training.build.draw_participants = present(fedmpi.training.build.draw_participants)
 Plan.start = present_at_start(Plan.start)
 late_rank, _, seconds = os.environ.get("LATE", "").partition(":")

@@ -23,6 +23,7 @@ from fedmpi.algorithms.base import Algorithm
 from fedmpi.comm.sums.mpi import MPILink
 from fedmpi.federation import Federation, Plan, Variables
 from fedmpi.federation.participation import draw_participants
+from fedmpi.ground.errors import UserError
 from fedmpi.ground.registry import known
 from fedmpi.oracles import FunctionOracle
 from fedmpi.oracles.flat_module import BufferPart
@@ -133,7 +134,7 @@ def loops(world):
     done = 0
     for door, name in [("join", each) for each in ("fedavg", "fafed", "scaffold", "fednova")] + [("average", "")]:
         found = set()
-        for aggregation in ("reproducible", Masked()):
+        for aggregation in ("reproducible", Masked(), Masked(hidden_weights=True)):
             torch.manual_seed(0)
             model, weight = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)), 1.0 + world.rank
             inputs = torch.randn(16, 3, generator=torch.Generator().manual_seed(world.rank))
@@ -155,7 +156,17 @@ def loops(world):
                 abs(mean - sum(r * (1 + r) for r in range(world.size)) / sum(1 + r for r in range(world.size))) < 1e-12
             )
             fed.finish()
+            hides_weights = getattr(aggregation, "hidden_weights", False)
+            assert ("weights" in fed._link.crossed) != hides_weights
             found.add(hashlib.sha256(b"".join(p.numpy().tobytes() for p in model.state_dict().values())).hexdigest())
+        model[1].running_mean.fill_(world.rank)
+        if door == "average":
+            try:
+                fedmpi.average(model, optimizer, every=2, buffers="average", aggregation=Masked())
+            except UserError as error:
+                assert "begin with different buffers" in str(error)
+            else:
+                raise AssertionError("the first average of the buffers shows them")
         check(len(found) == 1 and len({*world.allgather(min(found))}) == 1, f"{door} {name}")
         done += 1
     return done

@@ -14,12 +14,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "machinery"
 
 import h5py
 import numpy as np
+import pandas
 import recorder as recording
 import torch
 from torch.utils.data import TensorDataset
 
 import fedmpi
 from fedmpi.cli.doctor.__main__ import main as doctor
+from fedmpi.cli.evaluate.__main__ import main as evaluate
 from fedmpi.cli.train import main as train
 from fedmpi.ground.errors import UserError
 from fedmpi.prepare.__main__ import main as data
@@ -44,22 +46,58 @@ def pattern(ending):
     return str(here / f"rank{{client}}/silo.{ending}")
 
 
-def table(change=None, header=None, ending="\n"):
-    """Write this rank's table; `change(rows)` plants something. rows: lists of text."""
+def table(change=None, header=None, ending="\n", names=False):
+    """Write this rank's table; `change(rows)` plants something. rows: lists of text; `names`: a column of names."""
     change, header, ending = (change, header, ending) if PLANTS else (None, None, "\n")
     stream = np.random.default_rng(RANK)
     rows = [[f"{stream.normal(60, 9):.1f}", "ab"[k % 2], ("no", "yes")[k // 2 % 2]] for k in range(ROWS)]
+    if names:
+        header, rows = "name,age,ward,ill", [[f"{NAME if PLANTS else 'p'}{k}", *row] for k, row in enumerate(rows)]
     if change:
         change(rows)
-    lines = [header or "age,ward,ill", *(",".join(row) for row in rows)]
-    silo().write_bytes(ending.join([*lines, ""]).encode("latin-1"))
+    header = header or "age,ward,ill"
+    silo().write_bytes(ending.join([header, *(",".join(row) for row in rows), ""]).encode("latin-1"))
 
 
-def statistics(*words, **planted):
+def statistics(*words, kind="csv", **planted):
     def go():
         table(**planted)
+        write_as(kind)
         out = ("--out", str(here / "columns.json"))
-        data(["statistics", pattern("csv"), "--label", "ill", "--one-hot", "ward", *out, *words])
+        data(["statistics", pattern(kind), "--label", "ill", "--one-hot", "ward", *out, *words])
+
+    return go
+
+
+def write_as(kind):
+    """Write this rank's table in another format, too."""
+    if kind == "csv":
+        return
+    rows = pandas.read_csv(silo())
+    if kind == "parquet":
+        for name in ("ward", "ill"):
+            rows[name] = rows[name].astype("category").cat.add_categories([f"{NAME}-in-no-row"] if PLANTS else [])
+        rows.attrs["planted"] = NAME if PLANTS else ""
+        rows.index = pandas.Index([f"{NAME if PLANTS else 'p'}{k}" for k in range(len(rows))], name="patient")
+        rows.to_parquet(silo(f"silo.{kind}"))
+    elif kind == "xlsx":
+        rows.to_excel(silo(f"silo.{kind}"), index=False, sheet_name=NAME if PLANTS else "p")
+    else:
+        rows.to_json(silo(f"silo.{kind}"), orient="records", lines=True)
+
+
+def prepared(*words, **planted):
+    """The tables become files one after the other, as the page on data says, and train together."""
+
+    def go():
+        table(**planted)
+        for rank in range(SIZE):
+            if rank == RANK:
+                out, columns = ("--data-dir", str(silo().parent)), ("--columns", str(here / "columns.json"))
+                given = ("--label", "ill", "--one-hot", "ward", "--missing", "category", *words)
+                data(["prepare", "silo", "--from", str(silo()), *out, *columns, *given])
+            RAW.barrier()
+        run_of("--rounds", "2", "--task.metrics", "f1")
 
     return go
 
@@ -103,6 +141,47 @@ def training(*words, door=run_of, **planted):
         door(*words)
 
     return go
+
+
+def masks(attributes):
+    """Write this rank's images with masks, and train."""
+
+    def go():
+        with h5py.File(silo("silo.h5"), "w") as written:
+            written.attrs.update({"num_classes": 2, **(attributes if PLANTS else {})})
+            for split in ("train", "test"):
+                images = np.random.default_rng(RANK).integers(0, 255, (6, 4, 4)).astype("u1")
+                written[f"{split}/images"], written[f"{split}/labels"] = images, np.zeros(6, int)
+                written[f"{split}/masks"] = (images > 128).astype("u1")
+        task = {"task": "segmentation", "model": pixels, "data": pattern("h5")}
+        fedmpi.train(**COMMON, **task, out=str(here), name="run")
+
+    return go
+
+
+def pixels(shape, num_classes):
+    return torch.nn.Conv2d(shape[0], num_classes, 1)
+
+
+def module(text, go=lambda: run_of("--algorithm", "reads_data.Mine")):
+    """A module of the user's own that reads data: `text` is what it does then, in the silo that plants."""
+    usual = (
+        "import dataclasses\nimport fedmpi\nfrom fedmpi.algorithms import FedAvg\n\n\n"
+        "@dataclasses.dataclass(frozen=True)\nclass Mine(FedAvg):\n    pass\n"
+    )
+
+    def with_module():
+        file()
+        silo("reads_data.py").write_text(usual + text.format(NAME) * PLANTS)
+        sys.path.insert(0, str(silo().parent))
+        sys.dont_write_bytecode = True
+        try:
+            go()
+        finally:
+            sys.path.pop(0)
+            sys.modules.pop("reads_data", None)
+
+    return with_module
 
 
 def texts(*words, of="train", **options):
@@ -164,6 +243,21 @@ def datasets(item):
     return go
 
 
+class Batches:
+    """A loader of the user's own, whose length depends on its data."""
+
+    def __len__(self):
+        return fails() or 3
+
+    def __iter__(self):
+        return iter([torch.ones(4, 3)] * 3)
+
+
+def loader_without_length():
+    fed = fedmpi.average(torch.nn.Linear(3, 2), every=1, record=here / "run")
+    list(fed.batches(Batches()))
+
+
 def own_loop(evaluate):
     def go():
         model = torch.nn.Linear(3, 2)
@@ -194,6 +288,64 @@ def not_finite(written):
     written["train/images"][5, 1] = np.nan
 
 
+def structure(written):
+    """Samples whose values have names."""
+    del written["train/images"]
+    written["train/images"] = np.zeros(ROWS, dtype=[(NAME, "f4"), ("b", "f4")])
+
+
+def links(written):
+    """A link to a file that does not exist, in the place of labels."""
+    del written["train/labels"]
+    written["train/labels"] = h5py.ExternalLink(f"{NAME}.h5", f"/{NAME}")
+
+
+def notes(written):
+    """What files say about themselves where nothing of fedmpi looks."""
+    for place in ("train", "train/images", "train/labels"):
+        written[place].attrs["patient"] = NAME
+    written["train"].create_group(NAME)["notes"] = np.array([NAME.encode()])
+
+
+def named_labels(written):
+    del written["train/labels"]
+    kind = h5py.enum_dtype({NAME: 0, "b": 1}, basetype="i8")
+    written.create_dataset("train/labels", data=np.arange(ROWS) % 2, dtype=kind)
+
+
+def dates(rows):
+    for k, row in enumerate(rows):
+        row[0] = f"2020-01-{k % 28 + 1:02d}" if k != 7 else f"2020-01-08 {NAME}"
+
+
+def text_labels(written):
+    del written["train/labels"]
+    written["train/labels"] = np.array([NAME.encode()] * ROWS)
+
+
+def damaged(*words):
+    """A file that is none."""
+
+    def go():
+        file()
+        if PLANTS:
+            silo("silo.h5").write_bytes(f"{NAME}, 1, 2\n".encode() * 99)
+        run_of(*words)
+
+    return go
+
+
+class Named(TensorDataset):
+    """Data that say their classes, of which one silo has other ones."""
+
+    classes = ["a", NAME if PLANTS else "b"]
+
+
+def classes_of_datasets():
+    sets = [Named(torch.zeros(9, 3), torch.arange(9) % 2) for _ in range(SIZE)]
+    fedmpi.train(**COMMON, data=sets, model=torch.nn.Linear(3, 2), out=str(here), name="run")
+
+
 CODE = 4017.250 + RANK  # a number that a message could quote
 CASES = {
     "category": statistics(change=field(1, NAME)),
@@ -213,6 +365,10 @@ CASES = {
     "letters": statistics(change=field(1, f"{NAME}\xe9")),
     "number with a unit": statistics(change=field(0, f"60 {NAME}")),
     "class that is a number": statistics(change=field(2, f"{CODE}")),
+    "category of one of the files of tables": prepared(change=field(1, NAME)),
+    "categories of the files of tables": prepared(
+        change=lambda rows: [field(1, f"{NAME}{k}", k)(rows) for k in range(9)]
+    ),
     "feature names": training(**named(feature_names=["a", "b", NAME])),
     "class names": training(**named(class_names=["a", NAME])),
     "class names of statistics": lambda: (file(**named(class_names=["a", NAME])), data(["statistics", pattern("h5")])),
@@ -244,6 +400,59 @@ CASES = {
     "items of another shape": datasets((NAME, 1)),
     "error of an evaluation": own_loop(breaks),
     "error of an evaluation's own": own_loop(fails),
+    "names of what is measured": own_loop(lambda: {NAME if PLANTS else "loss": 1.0}),
+    "names of an own metric": own(
+        metrics={NAME if PLANTS else "share": lambda outputs, targets: 1.0}, outputs="scores"
+    ),
+    "classes of Datasets": classes_of_datasets,
+    "labels that are text": training(change=text_labels),
+    "values with names": training(change=structure),
+    "link to another file": training(change=links),
+    "file that is none": damaged(),
+    "file that is none, with baselines": damaged("--baselines", "local", "--holdout", "0.2"),
+    "category that is a number": prepared(change=field(1, f"{CODE}")),
+    "mark of no value": statistics("--na-in", f"age={NAME}" if PLANTS else "age=?", change=field(0, NAME)),
+    "group of one file": training(
+        "--holdout",
+        "0.2",
+        change=lambda written: written.__setitem__("train/who", np.array([NAME.encode(), b"b"] * (ROWS // 2))),
+        attributes={"group_column": "who"},
+    ),
+    "comment before the header": statistics(header=f"# {NAME}\nage,ward,ill"),
+    "comment among rows": statistics(change=field(0, f"# {NAME}\n60")),
+    "header with a mark of order": statistics(header="\xef\xbb\xbfage,ward,ill", change=field(1, f"M\xfcller {NAME}")),
+    "category of two lines": statistics(change=field(1, f'"{NAME}\nb"')),
+    "date with a name": statistics("--date", "age", change=dates),
+    "number that is a code": statistics(change=field(0, f"{CODE}")),
+    "column of names": statistics("--id", "name", names=True),
+    "column of names that are categories": statistics("--one-hot", "name", names=True),
+    "groups with names": prepared("--group", "name", names=True),
+    "names of samples": prepared("--id", "name", names=True),
+    "categories of pandas": statistics(kind="parquet", change=field(1, NAME)),
+    "class of pandas": statistics(kind="parquet", change=field(2, NAME)),
+    "name of a sheet": statistics(kind="xlsx", change=field(1, NAME)),
+    "no number in JSON": statistics(kind="jsonl", change=field(0, NAME)),
+    "attributes of data sets": training(change=notes),
+    "labels of a type with names": training(change=named_labels),
+    "letters in class names": training(**named(class_names=["a", f"M\xfcller {NAME} \u540d"])),
+    "class names, by doctor": training(door=check, **named(class_names=["a", NAME])),
+    "class names of auc": training("--task", "auc", **named(class_names=["a", NAME])),
+    "class names of masks": masks({"class_names": ["a", NAME]}),
+    "attributes of masks": masks({"source": NAME, "dataset": NAME}),
+    "attributes, with baselines": training("--baselines", "local,tuned", "--cross-site", "true", **named(source=NAME)),
+    "tracker": training("--track", "tensorboard", "--task.metrics", "f1", **named(source=NAME, dataset=NAME)),
+    "word after a space of another kind": texts(as_it_stands="word1\xa0{}"),
+    "word beside a known one": texts(as_it_stands="word1-{}"),
+    "word that is a number": texts(as_it_stands=f"{CODE}"),
+    "module that reads data": module("raise ValueError('{} is no number')\n"),
+    "class that reads data": module(
+        "    def __post_init__(self):\n        raise fedmpi.UserError('{} has no label')\n"
+    ),
+    "class whose file is missing": module("    def __post_init__(self):\n        open('/nowhere/{}.csv')\n"),
+    "module of an evaluation": module(
+        "open('/nowhere/{}.csv')\n", lambda: evaluate([str(here / "run"), "--import", "reads_data"])
+    ),
+    "length of a loader": loader_without_length,
     # What the table says: the recorder has to see it.
     "name of the silo": training(**named(silo=NAME)),
     "word with --least 1": texts("--least", "1"),
@@ -262,10 +471,15 @@ def outside(name):
 
 
 def in_files(name):
-    """Files of the run folder, and that of columns, that have a name."""
+    """Files of the run folder, and that of columns, that have a name, and a silo's own files that have another's."""
     case = OUT / f"case-{name.replace(' ', '-')}"
     paths = [path for path in [*(case / "run").rglob("*"), case / "columns.json"] if path.is_file()]
-    return [path.name for path in paths if b"plAnted" in path.read_bytes() or "plAnted" in path.name]
+    found = [path.name for path in paths if b"plAnted" in path.read_bytes() or "plAnted" in path.name]
+    for rank in range(SIZE):
+        for path in (case / f"rank{rank}").iterdir():
+            there = path.read_bytes()
+            found += [path.name for k in range(SIZE) if k != rank and f"plAnted-{k}-nAme".encode() in there]
+    return found
 
 
 for name in sys.argv[3:] or CASES:

@@ -27,15 +27,20 @@ def main():
     def loss(inputs):
         return (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
 
+    aggregation = os.environ.get("AGGREGATION", "mean")
     common = {"resume": True, "evaluate": evaluate, "eval_every": 2, "checkpoint_every": 2}
     if WAY == "average":
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
         record = fedmpi.Recording(FOLDER, objects={"schedule": schedule, "drawn": drawn}, **common)
-        fed = fedmpi.average(model, optimizer, 3, ("exp_avg",), weight=1 + 2 * RANK, record=record)
+        fed = fedmpi.average(
+            model, optimizer, 3, ("exp_avg",), weight=1 + 2 * RANK, record=record, aggregation=aggregation
+        )
     else:
         record = fedmpi.Recording(FOLDER, objects={"drawn": drawn}, **common)
-        fed = fedmpi.join(model, WAY, 3, step_size=0.01, weight=1 + 2 * RANK, record=record, private="3")
+        fed = fedmpi.join(
+            model, WAY, 3, step_size=0.01, weight=1 + 2 * RANK, record=record, private="3", aggregation=aggregation
+        )
     first = fed.steps
     for step in range(first, STEPS):
         if step == AT and RANK == 1:

@@ -169,6 +169,18 @@ def test_areas_from_bins_are_off_by_at_most_a_thousandth(kind, share, number):
     assert precision == pytest.approx(sk.average_precision_score(y, scores), abs=ERROR)
 
 
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize(("clusters", "negatives"), [(200, 1), (200, 50), (400, 50)])
+def test_areas_from_bins_where_the_order_is_inside_of_narrow_clusters(clusters, negatives, is_right):
+    """Bins that are ten times as coarse hold whole clusters, and lose the order in them: .00126 for .001."""
+    place = np.tile(np.arange(2 * negatives), clusters)
+    scores = np.repeat(np.arange(clusters) / clusters + 1, 2 * negatives) + 1e-13 * place
+    y = ((place >= negatives) == is_right).astype(int)
+    bins, kinds = binned(SoloLink(), scores[:, None], y[:, None] > 0)
+    area = sk.roc_auc_score(kinds[:, 0], bins[:, 0])
+    assert area == pytest.approx(sk.roc_auc_score(y, scores), abs=ERROR / 2)  # of 1,000 bins, most suffice
+
+
 def test_areas_of_several_classes_from_bins():
     parts = [pair for seed in range(20) for pair in silos(3, seed=seed)]
     outputs, targets = joined(parts)

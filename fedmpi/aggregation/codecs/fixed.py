@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,33 @@ def put_values(words: Array, divisor: Any, memory: dict[Any, Array], values: Arr
     else:
         np.divide(quotients, divisor, out=quotients)
     np.copyto(values, quotients, casting="same_kind")
+
+
+def put_mean_of_two(
+    values: Sequence[tuple[float, Array]], unit: Any, divisor: Any, memory: dict[Any, Array], mean: Array
+) -> bool:
+    """mean = the sum of the words of two [(weight, float32 vector)], divided; without words, if that gives the same.
+
+    The sum of two whole numbers of 24 bits, rounded to 53 bits and then to 24, is the sum in float32.
+
+    Returns:
+        whether it does: not if weights or divisor are no powers of two.
+    """
+    if len(values) != 2 or mean.dtype != np.float32 or np.ndim(unit):
+        return False
+    kind = np.dtype(np.float32)
+    first, second = (_as_power(weight * unit, kind) for weight, _ in values)
+    if not (first and second and (inverse := _as_power(1 / (divisor * unit), kind))):
+        return False
+    other = memory[np.float32][: len(mean)]
+    np.multiply(values[1][1], second, out=other)
+    np.rint(other, out=other)
+    np.multiply(values[0][1], first, out=mean)
+    np.rint(mean, out=mean)
+    np.add(mean, other, out=mean)
+    np.multiply(mean, inverse, out=mean)
+    np.add(mean, 0, out=mean)  # no word is -0
+    return True
 
 
 @functools.lru_cache

@@ -21,6 +21,7 @@ class ErrorFeedback(Stage):
     Algorithm 2 (FedCAMS), which is this stage with the algorithm fedams.
     """
 
+    name = "error_feedback"
     needs_start = True
     writes_start: ClassVar[bool] = False
     kept_rows = ("error",)

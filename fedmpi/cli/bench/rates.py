@@ -16,7 +16,8 @@ from fedmpi.oracles import FunctionOracle
 
 BLOCK = 256  # samples whose noise is drawn at once
 FEWEST = 10  # rounds of a first hit
-CLOSE = 0.1  # how far a slope may be from the proved one
+# How far a slope may be from the proved one: half of what is between the orders -1/2 and -2/3.
+CLOSE = 1 / 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,13 +229,14 @@ def slope_of(sizes, values, n):
 def verdict(proved, of_all, of_half):
     """What two slopes of a mean square say about a proved one, an upper bound: a rule that is fixed before the runs.
 
-    The mean over all rounds contains the start, whose share falls like 1/R, and nears the order slowly; that over the
-    last half may be steeper. "order confirmed": the last half's is at most `CLOSE` above the proved one, and one of the
-    two at most 2 `CLOSE` below it. "contradicted": the last half's is above it by more than `CLOSE` and its interval.
+    Theorems bound the mean over all rounds. It contains the start, which lasts the longer the smaller the steps are, so
+    that its slope is shallower in runs that one can make; the last half's is what the rule rests on. "agrees": the last
+    half's is at most `CLOSE` above the proved one, and one of the two at most 2 `CLOSE` below it. "contradicted": the
+    last half's is above it by more than `CLOSE` and its interval. Otherwise "not readable".
     """
     if not np.isfinite([of_all.value, of_half.value]).all():
         return "contradicted"
     if of_half.value - 2 * of_half.deviation > proved + CLOSE:
         return "contradicted"
     near = max(of_all.value, of_half.value) >= proved - 2 * CLOSE
-    return "order confirmed" if of_half.value <= proved + CLOSE and near else "not readable"
+    return "agrees" if of_half.value <= proved + CLOSE and near else "not readable"

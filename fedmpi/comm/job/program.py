@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 from fedmpi.comm.start.process import started_by
 from fedmpi.ground.version import __version__
@@ -20,14 +21,39 @@ def is_first_rank():
     return started_by()[2] == 0
 
 
+_doing = [""]  # what the start of this process does now
+_is_over = threading.Event()  # whether it is over, for good: a program may prepare several runs
+
+
 def say_starting(arguments):
-    """Print a line on rank 0 before torch is loaded and MPI begins, which takes seconds; none above a help text."""
+    """Print a line on rank 0 before torch is loaded and MPI begins, which takes seconds; none above a help text.
+
+    From then on, a line each second says what is being done (see `doing`), until rounds begin.
+    """
     if is_first_rank() and not any(word.startswith(("--help", "--list", "--print")) for word in arguments):
         from fedmpi.comm.job.output import make_output_safe, write_past_launcher
 
         make_output_safe()
         write_past_launcher()  # a reader may be gone after this line
         print(f"fedmpi {__version__} is starting", flush=True)
+        doing("load PyTorch")
+        threading.Thread(target=_say_doing, name="fedmpi-starting", daemon=True).start()
+
+
+def doing(activity):
+    """Name what the start does from now on; None: the start is over. Not collective."""
+    if activity is None:
+        _is_over.set()
+    else:
+        _doing[0] = activity
+
+
+def _say_doing():
+    """Print what is being done, each second until the start is over."""
+    seconds = 0
+    while not _is_over.wait(1):
+        seconds += 1
+        print(f"  {seconds} s: {_doing[0]}", flush=True)
 
 
 def is_own_program():

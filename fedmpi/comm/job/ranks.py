@@ -12,6 +12,7 @@ from fedmpi.comm.faults.survivors import is_loss
 from fedmpi.comm.job.exits import forget
 from fedmpi.comm.job.opening import open_link
 from fedmpi.comm.job.output import check_output, make_output_safe, print_log, write_past_launcher
+from fedmpi.comm.job.program import doing
 from fedmpi.comm.start.launch import OUTPUT_SECONDS, check_launch
 from fedmpi.ground.errors import INTERRUPTED, STOPPED, AgreedUserError, Diverged, Stopped, UserError
 from fedmpi.ground.text import LONGEST_MESSAGE, short
@@ -33,6 +34,7 @@ def run_program(program, arguments, check=check_launch):
     make_output_safe()
     print_log()
     atexit.register(gc.freeze)  # then Python ends without a search for garbage in all of torch: 0.3 s of each rank
+    doing("connect the ranks")
     link = _make_link(check)
     write_past_launcher()
     wants_traceback = "--traceback" in arguments
@@ -73,6 +75,7 @@ def show(link, text):
     Raises:
         AgreedUserError: on every rank, if the disk is full.
     """
+    doing(None)
     if link.rank == 0:
         print(text, flush=True)
     agree(link, check_output)
@@ -80,6 +83,7 @@ def show(link, text):
 
 def end_in_order(link, text, error, code):
     """End all ranks together; a rank without a text prints nothing. Collective on the link."""
+    doing(None)
     if text:
         if error is not None:
             traceback.print_exception(error)
@@ -93,6 +97,7 @@ def end_in_order(link, text, error, code):
 
 def _leave(link, code):
     """Close the link; if ranks may be lost, end this process without MPI_Finalize, which may wait for them forever."""
+    doing(None)
     forget(link)
     if link.survives:
         link.wait_for_survivors()  # until then the others that are left may need this rank
@@ -116,6 +121,7 @@ def _end_interrupted(link):
 
 def end_at_once(link, error, wants_traceback):
     """Print one line about this rank's error and abort all ranks. Not collective."""
+    doing(None)
     client = getattr(error, "fedmpi_client", None)
     where = f"rank {link.rank}" + ("" if client is None else f", client {client}")
     code, hint = 1, " (--traceback prints the traceback)"

@@ -54,7 +54,7 @@ def _let_first_speak(number):
     """Wait until the processes of lower numbers here have ended: a launcher ends all when one ends with an error."""
     end = time.monotonic() + LONGEST
     time.sleep(PATIENCE)
-    while min(ranks_of_launcher(), default=number) < number and time.monotonic() < end:
+    while min(ranks_of_launcher()[0], default=number) < number and time.monotonic() < end:
         time.sleep(0.1)
 
 

@@ -169,9 +169,9 @@ def _watch(ends, limit):
     are_all_here = str(started) in map(os.environ.get, LOCAL_SIZES)
     while (left := until - time.monotonic()) > 0:
         if not select.select([ends], [], [], min(left, LOOK_EVERY))[0]:
-            here, before = ranks_of_launcher(), ended
+            (here, is_known), before = ranks_of_launcher(), ended
             seen |= {*range(started)} if are_all_here else here
-            ended = seen - here if number in here else set()
+            ended = seen - here if is_known and number in here else set()
             if ended and ended == before:  # a launcher that ends all ranks then has had time for it
                 _end_without(ended)
             continue
@@ -194,13 +194,19 @@ def _watch(ends, limit):
 
 
 def ranks_of_launcher():
-    """The ranks that this process's launcher has started on this machine and that have not ended, as /proc says it."""
-    found, launcher = set(), launcher_above()
-    with contextlib.suppress(OSError):  # there is none, it is in another container, or a rank has just ended
+    """(ranks that this process's launcher has started on this machine and that have not ended, whether these are all).
+
+    /proc says it, but not which ranks the processes of other users are.
+    """
+    found, are_all, launcher = set(), True, launcher_above()
+    with contextlib.suppress(OSError):  # there is none, or it is in another container
         for process in pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-            by, started, number = started_by(_environment(process))
-            found |= {number} if by == started_by()[0] and started > 1 else set()
-    return found
+            try:
+                by, started, number = started_by(_environment(process))
+                found |= {number} if by == started_by()[0] and started > 1 else set()
+            except OSError as error:  # otherwise it has just ended
+                are_all &= not isinstance(error, PermissionError)
+    return found, are_all
 
 
 def _end_without(ended):
@@ -214,7 +220,7 @@ def _end_without(ended):
         who = f"rank {', '.join(map(str, sorted(ended)))} on {platform.node()}"
         _say(f"error: {who} ended before MPI began, and the others wait: all ranks must begin a federation")
         until = time.monotonic() + STAY_SECONDS
-        while len(ranks_of_launcher()) > 1 and time.monotonic() < until:
+        while len(ranks_of_launcher()[0]) > 1 and time.monotonic() < until:
             time.sleep(LOOK_EVERY / 10)
     time.sleep(SAYING_SECONDS)
     os._exit(1)  # launchers return this code, or that of the rank which has ended

@@ -7,7 +7,7 @@ from fedmpi.ground.files.limits import VARIABLE
 from fedmpi.prepare.commands import add_data_dir
 from fedmpi.prepare.commands.show import show_account
 from fedmpi.prepare.formats import ENDINGS
-from fedmpi.prepare.formats.common import ReaderOptions
+from fedmpi.prepare.formats.common import LEAST, ReaderOptions
 from fedmpi.prepare.formats.features import MISSING
 from fedmpi.prepare.formats.frames import Reading
 from fedmpi.prepare.official import OFFICIAL
@@ -67,6 +67,11 @@ def add_parser(commands):
         "the same file, the tables of all silos get the same features"
     )
     tables.add_argument("--columns", metavar="FILE", help=text)
+    text = (
+        "rows that a category must have to become a feature, others are unknown; a median is that of as many rows; "
+        f"default: {LEAST} with --columns, otherwise 1"
+    )
+    tables.add_argument("--least", type=int, metavar="N", help=text)
 
 
 def add_reading(parser):
@@ -102,7 +107,9 @@ def _names(text):
 
 def reader_options(options):
     """The `ReaderOptions` of a program's options."""
-    given = vars(options)
+    given = dict(vars(options))
+    if given["least"] is None:
+        given["least"] = LEAST if options.columns else 1  # a file for other silos is written or read
     reading = {name.replace("-", "_"): given[name.replace("-", "_")] for name in READING}
     reading["dates"], reading["units"] = reading.pop("date"), reading.pop("unit")
     reading = {key: tuple(value) if isinstance(value, list) else value for key, value in reading.items() if value}

@@ -8,6 +8,7 @@ from fedmpi.ground.errors import UserError
 from fedmpi.ground.files.limits import unpacking
 from fedmpi.ground.text import printable_json, short, table
 from fedmpi.prepare.commands.prepare import add_reading, reader_options
+from fedmpi.prepare.formats.common import LEAST
 from fedmpi.prepare.formats.frames import table_ending
 
 LONGEST = 40  # characters of a name
@@ -28,9 +29,12 @@ def add_parser(commands):
     parser.add_argument("data", help=text)
     text = "clients; default: one per rank, or, of one rank, as many as there are files"
     parser.add_argument("--clients", type=int, metavar="N", help=text)
-    text = "rows that a number must be of to be shown; default: 5"
-    parser.add_argument("--least", type=int, metavar="N", default=5, help=text)
-    text = "silos that must have a class or category for its name to leave them; default: 2"
+    text = f"rows that a number must be of to be shown; default: {LEAST}"
+    parser.add_argument("--least", type=int, metavar="N", default=LEAST, help=text)
+    text = (
+        "silos that must have a class or category for its name to leave them; default: 2. With 1, or a single silo, "
+        "it must have --least rows in one of them"
+    )
     parser.add_argument("--least-silos", type=int, metavar="K", default=2, help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
     text = "write the file by which all silos prepare their tables: data prepare --columns FILE"
@@ -127,10 +131,8 @@ def _text(found, options):
         lines += ["", table([header, *columns], right_from=1)]
     for name, of in found["words"].items():
         rows = [[short(word, LONGEST), number(count)] for word, count in of["rows"].items()]
-        rows += (
-            [[f"others, each in fewer than {options.least_silos} silos", number(of["other"])]]
-            if of["other"] != 0
-            else []
-        )
+        others = f"in fewer than {options.least_silos} silos"
+        others = f"of fewer than {options.least} rows" if min(options.least_silos, found["silos"]) == 1 else others
+        rows += [[f"others, each {others}", number(of["other"])]] if of["other"] != 0 else []
         lines += ["", table([[short(name, LONGEST) or "class", "rows"], *rows], right_from=1)]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from fedmpi.ground.streams import generator
 from fedmpi.ground.text import short
 from fedmpi.prepare.formats.frames import Reading
 
+LEAST = 5  # rows that a number or name must be of before other silos get it
 MOST_NAMED, LONGEST_PROBLEM = 10, 180  # files that a message names if several cannot be used; characters for each
 
 
@@ -30,6 +31,7 @@ class ReaderOptions:
         one_hot: columns of words in a table that become features. columns: path of the file that silos share, or None.
         drop, id, keep, features: names of columns: those left out; not learned from, and shown in predictions; not
             learned from; and, if there are any, the only features. group: column of samples that stay together.
+        least: rows that a category must have to become a feature, and of which a median is.
         classes: names of all classes, or () for those of the data. reading: how fields of a table are read.
         silo: name of the client whose data these are, or None.
         size: pixels per side that images are resized to; None: images keep their size.
@@ -47,6 +49,7 @@ class ReaderOptions:
     missing: str | None = None
     one_hot: Sequence = ()
     columns: str | None = None
+    least: int = 1
     drop: Sequence = ()
     id: Sequence = ()
     group: str | None = None

@@ -21,6 +21,9 @@ WITHOUT = "missing"  # the category of empty fields
 class Columns:
     """How the columns of a table become features. It contains no rows, so silos can share it (`--columns`).
 
+    In a file that one silo writes, every category has at least `ReaderOptions.least` rows there, and so has every
+    class that the user has not named; a median is that of as many rows. Nothing is of a single row.
+
     Attributes:
         missing: one of `MISSING`. With "median" an empty field of a column of numbers gets the column's median; with
             "category" each column of numbers also has a feature that says where it was empty.
@@ -49,19 +52,27 @@ class Columns:
             table: with all columns. names: of those that are features. classes: names. label: their column.
             options: `ReaderOptions`. training: rows of which the statistics are computed.
         """
-        columns, missing = {}, options.missing or "refuse"
+        columns, missing, least = {}, options.missing or "refuse", options.least
+        if options.columns and not options.classes:
+            _check_classes(table, classes, label, options)
         for name in names:
             values = table.columns[name]
             if table.kinds[name] == "words":
-                words = sorted({*values.dropna()})
+                counts = values.value_counts()
+                words = sorted(counts.index[counts >= least])
                 columns[name] = [*words, WITHOUT] if missing == "category" else words
                 continue
             numbers = np.asarray(values[training], np.float64)
             is_blank = np.isnan(numbers)
             known = numbers[~is_blank] if is_blank.any() else numbers
             known = known if len(known) else values[~np.isnan(values)]
+            if options.columns and len(known) < least:
+                raise UserError(
+                    f"{table.path}: column {name} has fewer than {least} rows with a number: the file of --columns "
+                    f"would say much about each: --drop {name}, or --least N for fewer rows"
+                )
             with np.errstate(invalid="ignore", over="ignore"):  # `features` refuses what is not finite
-                median = float(np.median(known))
+                median = _median(known, least)
                 numbers[is_blank] = median
                 mean, std = float(numbers.mean()), float(numbers.std()) if np.ptp(numbers) else 1.0
             columns[name] = {"median": median, "mean": mean, "std": std}
@@ -150,12 +161,14 @@ class Columns:
         if options.classes and options.classes != self.classes:
             raise UserError(f"{given} the classes {', '.join(self.classes)}: expected the same in --classes")
 
-    def features(self, table, unknown=None):
+    def features(self, table, unknown, least=None):
         """name -> [n] values of each feature, in an order that is the same on all silos.
 
         Args:
-            table: a `Table`. unknown: dict of column -> how many of its categories are not known, which then count as
-                missing; None: they are an error.
+            table: a `Table`. unknown: column -> number of fields whose category is not known, which this function
+                fills: they count as missing, or as none of the known ones. least: rows from which such a category is
+                an error, because the others should know it; so is one that looks like a known one, and a column
+                without any known one. None: none is.
 
         Raises:
             UserError: if the table lacks a column, or a field is not allowed.
@@ -165,32 +178,36 @@ class Columns:
             if name not in table.columns:
                 raise UserError(f"{table.path}: lacks the column {name}; its header is {', '.join(table.columns)}")
             is_list = isinstance(how, list)
-            features |= self._one_hot(table, name, how, unknown) if is_list else self._numbers(table, name, how)
+            features |= self._one_hot(table, name, how, unknown, least) if is_list else self._numbers(table, name, how)
         return features
 
-    def numbered(self, table, name, known, kind, counts=None):
+    def numbered(self, table, name, known, kind, unknown=None, least=1):
         """[n] number in the list `known` of each field of a column of words, after its aliases; -1 of an empty one.
 
-        Those that are not in the list are counted in the dict `counts`, if it is given.
+        Those that are not in the list are an error, or are -1 and counted in `unknown`: see `features`.
 
         Raises:
-            UserError: one line with all fields that are not in the list.
+            UserError: one line with the fields that are not in the list and have to be.
         """
         meant = {word: number for number, word in enumerate(known)}
         aliases = self.aliases.get(name, {})
         meant |= {word: meant[other] for word, other in aliases.items() if other in meant}
         words = table.columns[name]
-        unknown = sorted({*words.dropna()} - {*meant})
-        if unknown and counts is not None:
-            counts[name] = int(words.isin(unknown).sum())
-        elif unknown:
-            meant = {plain(word): word for word in known}
-            same = {word: meant[plain(word)] for word in unknown if plain(word) in meant}
+        is_known = words.isin([*meant])
+        counts, similar = words[~is_known].value_counts(), {plain(word): word for word in known}
+        if known and not is_known.any():
+            least = least and 1
+        odd = sorted(word for word, number in counts.items() if least and (number >= least or plain(word) in similar))
+        if odd:
+            same = {word: similar[plain(word)] for word in odd if plain(word) in similar}
             hint = f'; if it means the same, add "aliases": {json.dumps({name: same})}' if same else ""
+            hint += f"; --least N counts categories of fewer than N rows as unknown (now {least})" * (least > 1)
             raise UserError(
-                f"{table.path}: column {name} contains {short(', '.join(unknown), 300)}, which is not among {kind}"
+                f"{table.path}: column {name} contains {short(', '.join(odd), 300)}, which is not among {kind}"
                 f"{', '.join(known)}: add it to --classes or the file of --columns, and prepare all silos so{hint}"
             )
+        if len(counts):
+            unknown[name] = int(counts.sum())
         return words.map(meant).fillna(-1).to_numpy(np.int64)
 
     def normalisation(self):
@@ -222,10 +239,10 @@ class Columns:
             values = np.where(is_blank, values.dtype.type(how["median"]), values)
         return {name: values, **indicator}
 
-    def _one_hot(self, table, name, categories, unknown):
+    def _one_hot(self, table, name, categories, unknown, least):
         if table.kinds[name] not in ("words", "empty"):
             raise UserError(f"{table.path}: column {name} contains {table.kinds[name]}: expected categories")
-        numbers = self.numbered(table, name, categories, "", unknown)
+        numbers = self.numbered(table, name, categories, "", unknown, least)
         self._refuse_empty(table, name, table.columns[name].isna().to_numpy(), "a category")
         if self.missing == "category":
             numbers = np.where(numbers < 0, categories.index(WITHOUT), numbers)
@@ -239,6 +256,31 @@ class Columns:
                 "data prepare with --missing median or --missing category accepts empty fields",
                 place,
             )
+
+
+def _check_classes(table, classes, label, options):
+    """Check that a file for other silos names no class of few rows.
+
+    Raises:
+        UserError: one line with how many there are.
+    """
+    counts, least = table.columns[label].value_counts(), options.least
+    few = sum(counts.get(name, 0) < least for name in classes)
+    if few:
+        raise UserError(
+            f"{table.path}: column {label} has {few} class{'es' if few > 1 else ''} of fewer than {least} rows, and "
+            "the file of --columns would tell others the name: leave these rows out, name in --classes all classes "
+            "that the others may know, or write the file with data statistics --out; --least 1 writes all"
+        )
+
+
+def _median(values, least):
+    """The median of values [n]; if fewer than `least` of them are equal to it, the mean of as many in their middle."""
+    median = float(np.median(values))
+    if np.count_nonzero(values == median) >= least or least < 3:
+        return median
+    begin = max((len(values) - least) // 2, 0)
+    return float(np.sort(values)[begin : len(values) - begin].mean())
 
 
 def _is_number(word):

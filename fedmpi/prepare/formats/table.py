@@ -145,7 +145,8 @@ def read(path, options):
             found = f"column {odd} is not among those of the file of --columns: {known}; --drop {odd} leaves it out"
             raise UserError(f"{path}: {found}")
     labels = columns.numbered(table, label, columns.classes, "the classes ")
-    features = columns.features(table)
+    unknown = {}
+    features = columns.features(table, unknown, None if agreed is None else options.least)
     if not features:
         only = "; --separator names the mark between columns" if table.lines and len(table.columns) == 1 else ""
         raise UserError(f"{path}: expected at least one column of numbers besides {label}{only}")
@@ -167,11 +168,22 @@ def read(path, options):
         | dict.fromkeys(sorted(rest), "another part of the data"),
         "stored": {name: "not learned from" for name in kept},
         "assumed": table.assumed,
-        "notes": notes_on(table, columns, labels, label, group),
+        "notes": [
+            *_notes_on_unknown(unknown, len(table), agreed, options),
+            *notes_on(table, columns, labels, label, group),
+        ],
         "given": {"label": label, **given},
     } | ({"test_rows": f"those of {options.test_from}"} if options.test_from else {})
     attributes |= {"mean": mean, "std": std, COLUMNS: columns.text(), ACCOUNT: account}
     return splits, attributes | roles
+
+
+def _notes_on_unknown(unknown, num_rows, agreed, options):
+    """A line about each column with categories that are no features: how many, and not which."""
+    of = f"of fewer than {options.least} rows (--least)"
+    why = of if agreed is None else f"that the file of --columns does not have, each {of}"
+    return [f"{name}: {number} of {num_rows} rows have categories {why}: they count as unknown"
+            for name, number in unknown.items()]  # fmt: skip
 
 
 def _hint_of_title(names):

@@ -66,6 +66,19 @@ def client_file(
     return folder / run_name / f"{round_index:06d}" / name
 
 
+def own_place() -> pathlib.Path:
+    """A folder of this rank's user, for the clients' files of a run whose rows other users must not see.
+
+    Raises:
+        UserError: if the user has no home.
+    """
+    try:
+        folder = pathlib.Path(os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local" / "state")
+    except RuntimeError as error:
+        raise UserError(f"checkpoint_clients: expected a folder: {error}") from None
+    return folder / "fedmpi" / "checkpoints"
+
+
 def unique_name(run_folder: pathlib.Path, identity: str) -> str:
     """A name that only this run has, also among copies of its folder."""
     return f"{pathlib.Path(run_folder).absolute().name}-{identity[:12]}"

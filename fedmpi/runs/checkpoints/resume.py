@@ -20,6 +20,7 @@ from fedmpi.runs.checkpoints.files import (
     checkpoint_folder,
     client_file,
     describe_layout,
+    own_place,
     read_manifest,
     read_state,
 )
@@ -118,7 +119,7 @@ def _read_files(run: Run, clients_folder: str | None, manifest: dict[str, Any], 
         # Where the file would be written now, or was written then.
         paths = [
             client_file(pattern, run.folder, file[0], client, run.link.rank, inner)
-            for pattern in _patterns(clients_folder, manifest)
+            for pattern in _patterns(run, clients_folder, manifest)
             for inner in (run_name, manifest["run_name"])
         ]
         state |= read_state(next((path for path in paths if path.exists()), paths[-1]), *file[1:])
@@ -127,9 +128,10 @@ def _read_files(run: Run, clients_folder: str | None, manifest: dict[str, Any], 
     return state
 
 
-def _patterns(clients_folder: str | None, manifest: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Where clients' files are written now, and where they were written then, see `client_file`."""
-    return clients_folder, manifest["settings"].get("checkpoint_clients")
+def _patterns(run: Run, clients_folder: str | None, manifest: Mapping[str, Any]) -> list[str | None]:
+    """Where clients' files are written now, and where they may have been written then, see `client_file`."""
+    places = [] if run.federation.aggregation.exposes_rows else [str(own_place())]
+    return [clients_folder, manifest["settings"].get("checkpoint_clients"), *places]
 
 
 def _restore(run: Run, state: dict[str, Any]) -> None:
@@ -193,7 +195,7 @@ def _check_sees_checkpoints(run: Run, clients_folder: str | None, manifest: Mapp
         UserError: if this rank sees none, and needs them.
     """
     folder = run.folder
-    if run.clients and _patterns(clients_folder, manifest) == (None, None) and not (folder / CHECKPOINTS).is_dir():
+    if run.clients and not any(_patterns(run, clients_folder, manifest)) and not (folder / CHECKPOINTS).is_dir():
         raise UserError(
             f"resume = {folder}: rank 0 has its checkpoints, but {platform.node()} has not: use a folder that all "
             "nodes share, or --checkpoint_clients FOLDER"
@@ -213,7 +215,7 @@ def _share_state(link: Link, state: Mapping[str, Any]) -> dict[str, Any]:
         "checkpoints",
     )
     for name, dtype, shape in described:
-        tensor = tensors[name] if link.rank == 0 else torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor = tensors[name] if link.rank == 0 else torch.zeros(shape, dtype=getattr(torch, dtype))
         if tensor.numel():
             link.broadcast(tensor.reshape(-1).view(torch.uint8).numpy(), "checkpoints")
         numbers[name] = tensor

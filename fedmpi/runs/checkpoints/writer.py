@@ -27,6 +27,7 @@ from fedmpi.runs.checkpoints.files import (
     describe_layout,
     make_checkpoint_folder,
     make_folders,
+    own_place,
     remove_checkpoints,
     remove_state,
     sync_folder,
@@ -73,6 +74,9 @@ class Checkpoints:
         check: Callable[[], object] = lambda: None,
     ) -> None:
         self._run, self._settings, self._own, self._check = run, settings, own, check
+        self._clients_folder = settings.checkpoint_clients
+        if not settings.checkpoint_clients and not run.federation.aggregation.exposes_rows:
+            self._clients_folder = str(agree(run.link, self._make_own_place))
         self._run_name = unique_name(run.folder, run.identity)
         # Round after which there is a complete checkpoint -> client -> (round after which its file was written, size,
         # checksum): of a lost client an earlier one, or None.
@@ -80,7 +84,7 @@ class Checkpoints:
         self._thread: _Writer | None = None
         self._began = time.monotonic()
         self._looked, self._seconds = self._began, 0.0  # when the last round ended; seconds of the current one
-        self.within = CheckpointWithin(run, settings.checkpoint_clients, own)
+        self.within = CheckpointWithin(run, self._clients_folder, own)
         agree(run.link, self._make_client_folders)
 
     @property
@@ -152,20 +156,35 @@ class Checkpoints:
 
     def restore(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the state of the training loop, the manifest) of the newest checkpoint that is not damaged; see `resume`."""
-        loop, manifests = resume(self._run, self._settings.checkpoint_clients, self._run_name, self.within)
+        loop, manifests = resume(self._run, self._clients_folder, self._run_name, self.within)
         for manifest in manifests[1:] if "within" in manifests[0] else manifests:
             self._complete[manifest["round"]] = {int(client): file for client, file in manifest["clients"].items()}
         return loop, manifests[0]
 
+    def _make_own_place(self) -> pathlib.Path:
+        """The folder in which this rank keeps its clients' files if the run hides rows and no folder is given."""
+        place = own_place()
+        try:
+            make_folders(place.parent)
+            place.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
+        if self._run.link.rank == 0:
+            log.warning(
+                f"{self._run.federation.aggregation.called}: for checkpoints each rank keeps its clients' rows in a "
+                f"folder of its user, {place}, not in the run folder; --checkpoint_clients names another one"
+            )
+        return place
+
     def _make_client_folders(self) -> None:
-        for client in self._run.clients if self._settings.checkpoint_clients else ():
+        for client in self._run.clients if self._clients_folder else ():
             try:
                 make_folders(self._client_file(0, client).parent.parent)
             except OSError as error:
                 raise UserError(f"checkpoint_clients: {error.filename}: cannot be created: {error.strerror}") from None
 
     def _client_file(self, round_index: int, client: int) -> pathlib.Path:
-        pattern, rank = self._settings.checkpoint_clients, self._run.link.rank
+        pattern, rank = self._clients_folder, self._run.link.rank
         return client_file(pattern, self._run.folder, round_index, client, rank, self._run_name)
 
     def _end(self, written: "_Writer", failed: object) -> None:

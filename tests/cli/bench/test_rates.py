@@ -8,7 +8,7 @@ from helpers import start
 
 from fedmpi import algorithms
 from fedmpi.cli.bench.parts import rates
-from fedmpi.cli.bench.rates import Hit, Slope, Trial, best_hit, first_hit, means, slope, verdict
+from fedmpi.cli.bench.rates import CLOSE, Hit, Slope, Trial, best_hit, first_hit, means, slope, verdict
 from fedmpi.comm.solo import SoloLink
 from fedmpi.tasks.saddle_toys import Saddle
 from fedmpi.tasks.toys import Slow
@@ -34,9 +34,9 @@ LINES = {line.key: line for line in rates.lines(quick=True)}
 
 
 @pytest.mark.parametrize("key", LINES)
-def test_orders_are_confirmed_on_other_seeds(key):
+def test_orders_agree_on_other_seeds(key):
     of_all, of_half = slopes(LINES[key])
-    assert verdict(LINES[key].proved, of_all, of_half) == "order confirmed"
+    assert verdict(LINES[key].proved, of_all, of_half) == "agrees"
     assert of_half.value == pytest.approx(LINES[key].proved, abs=0.2)
 
 
@@ -100,10 +100,10 @@ class ForgetfulFedAvgM(algorithms.FedAvgM):
         ("fedavg_m/R", ForgetfulFedAvgM),
     ],
 )
-def test_a_wrong_algorithm_is_not_confirmed(key, wrong):
+def test_a_wrong_algorithm_does_not_agree(key, wrong):
     wrong = dataclasses.dataclass(frozen=True)(wrong) if "__dataclass_params__" not in vars(wrong) else wrong
     of_all, of_half = slopes(LINES[key], wrong)
-    assert verdict(LINES[key].proved, of_all, of_half) != "order confirmed"
+    assert verdict(LINES[key].proved, of_all, of_half) != "agrees"
 
 
 @pytest.mark.parametrize("method", rates.MOMENTUM)
@@ -158,9 +158,16 @@ def test_slopes_and_their_verdicts():
     def says(of_all, of_half, deviation=0.01):
         return verdict(-0.5, Slope(of_all, deviation), Slope(of_half, deviation))
 
-    assert says(-0.4, -0.5) == says(-0.45, -0.7) == "order confirmed"
+    assert says(-0.4, -0.5) == says(-0.45, -0.7) == "agrees"
     assert says(-0.2, -0.3) == says(np.nan, -0.5) == "contradicted"
     assert says(-0.2, -0.38, 0.1) == says(-0.9, -0.9) == "not readable"
+
+
+def test_no_exponent_of_the_last_half_is_close_to_two_neighbouring_orders():
+    """One that is clearly shallower than -2/3 + 1/12 cannot pass for -2/3, and -1/2 is."""
+    assert -2 / 3 + CLOSE < -1 / 2 and -1 / 2 - CLOSE >= -2 / 3 + CLOSE - 1e-12
+    assert verdict(-2 / 3, Slope(-0.42, 0.01), Slope(-0.53, 0.01)) == "contradicted"
+    assert verdict(-1 / 2, Slope(-0.42, 0.01), Slope(-0.53, 0.01)) == "agrees"
 
 
 def test_a_figure_that_cannot_be_written_is_refused_before_the_runs():

@@ -118,6 +118,19 @@ def test_a_rank_that_ends_before_mpi_begins_ends_the_others(code, late):
     assert "error: rank 1 on " in lines[0] and "ended before MPI began, and the others wait" in lines[0]
 
 
+def test_a_rank_of_another_user_that_begins_late_has_not_ended(tmp_path):
+    """Whether it has cannot be seen: what other users' processes are is not in /proc."""
+    as_other = ["setpriv", "--reuid", "2000", "--clear-groups", sys.executable, "-c", "import torch"]
+    if os.getuid() or subprocess.run(as_other, check=False, capture_output=True).returncode:
+        pytest.skip("not root, or other users cannot start this Python")
+    as_user = "[ $PMI_RANK = 0 ] || sleep 6; u=$((2000 + $PMI_RANK)); "
+    as_user += 'exec setpriv --reuid $u --regid $u --clear-groups "$@"'
+    env = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    words = ("mpirun", "-np", 2, "sh", "-c", as_user, "-", sys.executable, BEGINS)
+    ended = execute(words, env={**env, "HOME": str(tmp_path)}, cwd="/")
+    assert ended.returncode == 0 and ended.stdout.count("done 2") == 2, ended.stderr
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signals_end_a_rank_that_waits_for_mpi_to_begin(name):
     """The other rank never begins it."""

@@ -99,23 +99,64 @@ def test_rows_of_a_plain_sum_are_summed_again(tmp_path, openmpi):
     assert losses[-1] < losses[0]
 
 
+FEDNOVA = ("--algorithm", "fednova")  # rows and numbers: two sums that are opened together
+FAFED = ("--algorithm", "fafed")  # its start has an exchange
+KILLS = [
+    ("1@masks:3", ()),
+    ("2@words:5 0@masks:9", ()),
+    ("1@open:3", FEDNOVA),
+    ("1@inside:3", FEDNOVA),
+    ("3@agree:19 1@words:9", (*FEDNOVA, "--participation", 0.8)),
+]
+LATER = [
+    ("0@masks:2", ()),
+    ("0@inside:4", ()),
+    ("3@open:2", ()),
+    ("2@masks:1", FAFED),
+    ("2@words:1", FAFED),
+    ("0@inside:1", FAFED),
+    ("1@open:1", FAFED),
+    ("1@masks:1 2@masks:1", FAFED),
+    ("1@inside:4 2@inside:4", ()),
+    ("0@masks:4 3@words:4", FEDNOVA),
+    ("0@open:3 1@open:3", ()),
+    ("1@evaluation:1", ()),
+    ("0@evaluation:2 2@inside:8", ()),
+    ("3@inside:3", ("--eval-every", 1)),
+    ("1@turn:4 2@open:3 0@inside:9", ()),
+]
+
+
 @pytest.mark.parametrize(
-    ("deaths", "settings"),
-    [
-        ("1@masks:3", ()),
-        ("2@words:5 0@masks:9", ()),
-        ("1@open:3", ("--algorithm", "fednova")),
-        ("1@words:3", ("--algorithm", "fednova")),
-        ("3@agree:19 1@words:9", ("--algorithm", "fednova", "--participation", 0.8)),
-    ],
+    ("deaths", "settings"), [*KILLS, *(pytest.param(*one, marks=pytest.mark.slow) for one in LATER)]
 )
 def test_masked_sums_are_made_again_without_the_lost(tmp_path, openmpi, deaths, settings):
-    """Before masks, between masks and sum, before keys are opened, in other places; some rank may have the sum."""
+    """Before masks, between masks and sum, inside the sum, before keys are opened; some rank may have the sum.
+
+    They die in the start's exchange, in rounds, in evaluations; two at once, and rank 0. No key has a nonce twice.
+    """
     masked = ("--algorithm", "fedavg", "--aggregation", "masked", "--aggregation.least_ranks", 1, *settings)
     words, variables = words_of(4, tmp_path / "lost", *masked)
-    done = execute(words, env={**variables, "DIE": deaths})
+    (tmp_path / "used").mkdir()
+    done = execute(words, env={**variables, "DIE": deaths, "USED": tmp_path / "used"})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(check_against_plan(tmp_path, *masked)) >= 1
+    assert len(check_against_plan(tmp_path, *masked, output=done.stderr)) >= 1
+    assert len(list((tmp_path / "used").iterdir())) >= 2  # some die before they make masks
+
+
+def test_no_key_has_a_nonce_twice_if_a_run_goes_on_with_other_ranks(tmp_path, openmpi):
+    masked = ("--aggregation", "masked", "--aggregation.least_ranks", 1, "--name", "it", "--resume", "auto")
+    (tmp_path / "used").mkdir()
+    number = 0
+    for ranks, rounds, deaths in ((4, 2, "2@inside:3"), (3, 4, ""), (4, 6, "0@open:2")):
+        words, variables = words_of(ranks, tmp_path / "lost", *masked, "--rounds", rounds)
+        done = execute(words, env={**variables, "DIE": deaths, "USED": tmp_path / "used"})
+        assert done.returncode == 0, done.stdout + done.stderr
+        files = list((tmp_path / "used").iterdir())
+        before, number = number, sum(len(file.read_text().split()) for file in files)
+        assert number > before
+    _, losses, _ = found(tmp_path / "lost")
+    assert len(losses) == 6
 
 
 @pytest.mark.parametrize("aggregation", ["mean", "reproducible"])

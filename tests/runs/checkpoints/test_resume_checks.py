@@ -6,6 +6,7 @@ import types
 import pytest
 from torch import nn
 
+from fedmpi.aggregation.mean import Mean
 from fedmpi.ground.errors import UserError
 from fedmpi.ground.machine.versions import versions
 from fedmpi.oracles.architecture import as_json, describe
@@ -28,6 +29,7 @@ def run(*words, num_clients=2, shape=(3, 4), rank=0, model=None):
         flat=flat,
         num_rounds=config.rounds.rounds,
         link=types.SimpleNamespace(rank=rank),
+        federation=types.SimpleNamespace(aggregation=Mean()),
     )
 
 

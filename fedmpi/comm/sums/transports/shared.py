@@ -88,10 +88,11 @@ class SharedMemory(Transport):
         own_slice = window.slices(offset, offset + out.numel(), len(everyone))[self.topology.node.rank]
         own_slice = slice(own_slice.start - offset, own_slice.stop - offset)
         window.synchronise()  # all vectors are complete
-        if own_slice.stop > own_slice.start:
-            result = reduce(Slices((vector[own_slice] for vector, has in zip(everyone, has_vector) if has), own_slice))
+        vectors = [vector for vector, has in zip(everyone, has_vector) if has]
+        for strip in window.strips(own_slice):  # the result goes to all while it is in the cache
+            result = reduce(Slices((vector[strip] for vector in vectors), strip))
             for vector in everyone:
-                vector[own_slice] = result
+                vector[strip] = result
         window.synchronise()  # all slices are complete
 
     def neighbours(self, block):
