@@ -276,7 +276,7 @@ class _Counter:
 
     def __call__(self, model: torch.nn.Module, inputs: Any, named: Mapping[str, Any]) -> None:
         self.labels = named.get("num_items_in_batch")
-        tensors = [one for one in (*inputs, *named.values()) if isinstance(one, torch.Tensor) and one.dim()]
+        tensors = [value for value in (*inputs, *named.values()) if isinstance(value, torch.Tensor) and value.dim()]
         self.samples += len(tensors[0]) if tensors else 0
 
 

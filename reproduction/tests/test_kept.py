@@ -119,6 +119,7 @@ def start(tmp_path):
         process = subprocess.Popen(
             [*map(str, words), "--results", str(tmp_path / "results")],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            preexec_fn=hear_hangups,
         )  # fmt: skip
         runs = tmp_path / "runs" / "tiny" / "small"
         wait_for(lambda: process.poll() is not None or any(runs.glob("*/checkpoint*")))
@@ -129,6 +130,11 @@ def start(tmp_path):
     for job in jobs_of(tmp_path):
         with contextlib.suppress(OSError):
             os.kill(int(job.name), signal.SIGKILL)
+
+
+def hear_hangups():
+    """In a new process: not to ignore SIGHUP, as these tests may do, under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def still_running(run):

@@ -188,6 +188,7 @@ def places(content, before=()):
             yield from places(value, (*before, key))
 
 
+@pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/config")
 @pytest.mark.parametrize("name", ["fafed_table2_low", "mom_figure2"])
 def test_every_value_of_a_file_may_be_something_else(monkeypatch, name):
     """It is refused in one line, or points and pages can be made from it."""
@@ -361,6 +362,7 @@ def test_a_metric_that_no_run_measured_is_named(tmp_path, place, name):
     _check_measured(one, [{"state": "diverged"}], [])
 
 
+@pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/config")
 def test_a_tuning_metric_that_no_run_measured_is_named(tmp_path):
     panel = {"task": "classification", "clients": 2, "rounds": 2, "local_steps": 1}
     tune = {"panel": "low", "metric": "holdout_auc", "grids": {"FedAvg": GRID}}
@@ -371,6 +373,7 @@ def test_a_tuning_metric_that_no_run_measured_is_named(tmp_path):
     assert "tune.metric: holdout_auc: no run measured it: expected one of loss, train_loss, holdout_" in ended.stderr
 
 
+@pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/config")
 def test_a_method_for_which_nothing_was_chosen_is_named(tmp_path):
     panel = {"task": "quadratic", "clients": 2, "rounds": 2, "local_steps": 1}
     grids = {"FedAvg": {"algorithm.step_size": [0.1]}, "FAFED": {"algorithm.step_size": [1.0e30]}}
@@ -395,6 +398,7 @@ def test_a_damaged_file_is_named_before_its_seeds_are_replaced(written):
             other_seeds(folder, one, "small", nothing_planned)
 
 
+@pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/config")
 def test_folders_without_their_files_are_refused_in_one_line(tmp_path):
     shutil.copytree(ROOT / "reproduction", tmp_path / "reproduction", ignore=shutil.ignore_patterns("results", "tests"))
     words = [sys.executable, "-m", "reproduction", "--list"]

@@ -73,6 +73,7 @@ def test_tuning_chooses_on_held_out_data_and_keeps_the_whole_grid(tmp_path, caps
         tuned(file, tmp_path, capsys, "mlp")
 
 
+@pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/config")
 def test_a_killed_tuning_goes_on_where_it_was(tmp_path, capsys):
     """SIGKILL ends the program amid its runs: the file has what has ended, and the same command makes the rest."""
     panel = {"task": "quadratic", "clients": 2, "rounds": 20, "local_steps": 2}
@@ -142,6 +143,7 @@ def test_the_value_is_the_mean_of_the_last_tenth_as_in_the_answer(tmp_path, caps
     assert "in 30 rounds, each value is from one evaluation" in said
 
 
+@pytest.mark.rarely("reproduction", "fedmpi/cli/sweep", "fedmpi/config")
 def test_an_attack_is_tuned_at_its_scale_by_its_objective_and_after_its_network(tmp_path, capsys):
     network = {"task": "classification", "task.data": "digits", "task.mean": "[0.5]", "task.std": "[1.0]"}
     network |= {"model": "mlp", "algorithm": "fedavg", "clients": 1, "rounds": 3, "local_steps": 20}

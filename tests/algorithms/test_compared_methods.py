@@ -163,6 +163,7 @@ def quadratics_end(algorithm, weights=None):
     return trace[-1]["rows"]["x"][0, 0]
 
 
+@pytest.mark.rarely("fedmpi/algorithms", "fedmpi/federation", "fedmpi/oracles")
 def test_fednova_keeps_the_objective_where_fedavg_changes_it():
     """The minimum of the weighted loss is w_2 / (w_1 + w_2); FedAvg weighs each client by its steps, too."""
     for weights, minimum in ((None, 0.5), ([10, 1], 1 / 11)):
