@@ -10,7 +10,7 @@ import tempfile
 
 import pytest
 from helpers import PROGRAMS, ROOT, WARM, forget_users_variables, fork_server, launchers
-from rarely import SLOW, changed_since_green, failed_at_green, goes_through, has_changed, rooms
+from rarely import SLOW, changed_since_green, goes_through, has_changed, rooms
 from xdist.scheduler import LoadScopeScheduling
 
 
@@ -73,12 +73,8 @@ def pytest_collection_modifyitems(config, items):
         return
     changed, _ = changed_since_green()
     named = {str(pathlib.Path(word.partition("::")[0]).resolve()) for word in config.invocation_params.args}
-    first, failed = {item.path: item for item in reversed(items)}, failed_at_green()
-    left_out = [
-        item
-        for item in items
-        if item.nodeid not in failed and not _runs_now(item, item is first[item.path], changed, named)
-    ]
+    first = {item.path: item for item in reversed(items)}
+    left_out = [item for item in items if not _runs_now(item, item is first[item.path], changed, named)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

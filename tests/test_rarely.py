@@ -1,7 +1,6 @@
 """Tests that run rarely run when what they test has changed, and nobody can forget them."""
 
-import rarely
-from rarely import ROOT, SLOW, failed_at_green, goes_through, has_changed, rooms
+from rarely import ROOT, SLOW, goes_through, has_changed, rooms
 
 
 def test_a_place_is_a_file_or_all_in_a_folder():
@@ -13,14 +12,6 @@ def test_a_place_is_a_file_or_all_in_a_folder():
 
 def test_if_it_is_unknown_what_has_changed_everything_has():
     assert has_changed(["fedmpi/comm"], None)
-
-
-def test_what_failed_on_the_last_state_that_passed_otherwise_is_named_below_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(rarely, "GREEN", tmp_path / "all_passed")
-    assert failed_at_green() == set()
-    rarely.GREEN.write_text("0123456\ntests/test_a.py::test_b[c d]\ntests/test_e.py::test_f\n")
-    assert failed_at_green() == {"tests/test_a.py::test_b[c d]", "tests/test_e.py::test_f"}
-    assert rarely.changed_since_green()[0] is None  # no such commit here
 
 
 def test_rooms_are_named_once():

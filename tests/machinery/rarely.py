@@ -2,9 +2,8 @@
 
 ``@pytest.mark.rarely("fedmpi/comm", "launch")`` is for a test that takes long and fails only if files in these places
 change. It runs with ``--all``, if its file is named on the command line, and if a place, or the test's own file,
-differs from the state in `GREEN`: the last one on which ``./launch/test.sh --all`` passed. Tests that failed there and
-were mended since stand in that file below the commit, and always run. A file may be marked as a whole, with
-``@pytest.mark.always`` at those of its tests that run all the same: one of each kind of start and end.
+differs from the state in `GREEN`: the last one on which ``./launch/test.sh --all`` passed. A file may be marked as a
+whole, with ``@pytest.mark.always`` at those of its tests that run all the same: one of each kind of start and end.
 
 All tests in `SLOW` are such tests without a mark: most of them start programs. They test the rooms that their file
 names and all that these import in turn. The first of each file runs all the same. A mark
@@ -17,7 +16,7 @@ import re
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-GREEN = ROOT / "tests" / "all_passed"  # a commit, and a line for each test that failed on it
+GREEN = ROOT / "tests" / "all_passed"  # a commit
 SLOW = ("cli", "comm/job", "config/presets", "fuzz", "launch", "own_loop", "runs/checkpoints", "slurm", "training")
 SLOW += ("test_public_face.py", "test_python_api.py")
 BESIDE = ("docs", "examples", "launch", "reproduction", "slurm")  # places outside the package
@@ -30,22 +29,13 @@ SLURM += tuple(f"fedmpi/{room}" for room in ("cli/doctor", "cli/sweep", "comm", 
 
 def changed_since_green():
     """(paths that differ from the state in `GREEN`, in words since when); None for the paths if that is unknown."""
-    commit, *_ = _green()
+    commit = GREEN.read_text(encoding="ascii").strip() if GREEN.is_file() else ""
     known = _git("cat-file", "-e", f"{commit}^{{commit}}") if commit else None
     if known is None:
         return None, "it is unknown on which state all tests passed"
     changed = _git("diff", "--name-only", commit)
     new = _git("ls-files", "--others", "--exclude-standard")
     return sorted({*changed.splitlines(), *new.splitlines()}), f"since {commit[:10]}, on which all tests passed"
-
-
-def failed_at_green():
-    """The tests that failed on the state in `GREEN`, as pytest names them."""
-    return {*_green()[1:]}
-
-
-def _green():
-    return (GREEN.read_text(encoding="utf-8") if GREEN.is_file() else "").splitlines() or [""]
 
 
 def has_changed(places, changed):
