@@ -157,6 +157,7 @@ def check_ended(code, errors, words):
     assert sum(line.startswith("fedmpi: error: ") for line in lines) == (code == 2), f"{words}\n{errors}"
 
 
+@pytest.mark.rarely("fedmpi", "reproduction", "slurm")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "seeds"), CASES)

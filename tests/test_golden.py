@@ -50,6 +50,7 @@ def differences(found, expected):
                 yield f"{run}: {name}: {ours[name]} instead of {golden[name]}"
 
 
+@pytest.mark.rarely("fedmpi", "tests/golden")
 def test_what_is_learned_is_what_was_learned(tmp_path, request):
     writes = request.config.getoption("--write-golden")
     if not writes and not GOLDEN.is_file():

@@ -61,6 +61,7 @@ def make_at_once(path, gate, results):
         results.put("")
 
 
+@pytest.mark.rarely("fedmpi")
 @pytest.mark.alone
 @pytest.mark.parametrize("is_there", [False, True])
 def test_one_of_many_processes_makes_a_folder(tmp_path, is_there):
@@ -491,6 +492,7 @@ REASONS = {
 }
 
 
+@pytest.mark.rarely("fedmpi")
 def test_every_place_that_writes_or_removes_files_has_a_reason():
     found = places_that_write()
     assert not (new := found - set(REASONS)), f"write through own_files.py, or say why not in REASONS: {new}"

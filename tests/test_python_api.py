@@ -47,6 +47,7 @@ def finished(tmp_path_factory):
     return float(re.search(r"^  accuracy +([0-9.]+)", ended.stdout, re.MULTILINE).group(1)), out / "it"
 
 
+@pytest.mark.rarely("README.md", "docs", "fedmpi")
 def test_plain_pytorch_gets_the_printed_accuracy(finished):
     accuracy, folder = finished
     ended = execute(["python", "-c", textwrap.dedent(PLAIN), folder], cwd=folder)

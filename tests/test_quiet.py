@@ -53,6 +53,7 @@ print(len([name for name in sys.modules if name.startswith("fedmpi.")]))
 """
 
 
+@pytest.mark.rarely("fedmpi")
 def test_importing_every_module_changes_nothing():
     variables = {"PYTHONPATH": str(ROOT), "MPI4PY_RC_INITIALIZE": "", "MPLBACKEND": "agg"}
     ended = execute([sys.executable, "-c", IMPORTS], env=variables)
@@ -153,6 +154,7 @@ def folder(tmp_path_factory):
     os.chdir(here)
 
 
+@pytest.mark.rarely("fedmpi")
 @pytest.mark.parametrize("precision", ["highest", "medium", "by fp32_precision"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_leaves_everything_as_it_was(name, precision):
@@ -199,6 +201,7 @@ fedmpi.train.main(["--result", "best", "--rounds", "1", "--clients", "2", "--loc
 """
 
 
+@pytest.mark.rarely("fedmpi")
 def test_warnings_are_logged(tmp_path):
     """Where nothing is set up they are lines on standard error, as a program prints them."""
     ended = execute([sys.executable, "-c", LOGGED], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})

@@ -171,6 +171,7 @@ def added(text):
     return "".join(line[1:] or "\n" for line in text.splitlines(keepends=True) if not line.startswith("-"))
 
 
+@pytest.mark.rarely("README.md", "examples", "fedmpi")
 def test_the_first_loop_without_the_added_lines_is_a_plain_one(tmp_path):
     text = block("diff", "import fedmpi")
     assert len(re.findall(r"^\+", text, re.MULTILINE)) == 4
@@ -180,6 +181,7 @@ def test_the_first_loop_without_the_added_lines_is_a_plain_one(tmp_path):
     assert execute([sys.executable, "train.py"], cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.rarely("README.md", "examples", "fedmpi")
 def test_the_first_answer_comes_from_its_commands(tmp_path):
     """The line of the first screen, to its digits: one thread per rank."""
     (text,) = [body for language, body, _ in blocks(README) if language == "bash" and "--baselines" in body]

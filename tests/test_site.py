@@ -98,6 +98,9 @@ def test_sections_with_a_page_of_their_own_are_complete_there_and_nowhere_else(p
     assert "### " not in texts["tables"] and "## Tables that stay in their silos" in texts["tables"]
 
 
+@pytest.mark.rarely(
+    "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs", "fedmpi", "mkdocs.yml", "reproduction"
+)
 @pytest.mark.parametrize("tool", NEEDED)
 def test_the_site_is_built_and_its_links_names_and_settings_are_there(tool, tmp_path):
     missing = [name for name in (*NEEDED[tool], "mkdocstrings_handlers.python") if not is_here(name)]

@@ -120,6 +120,7 @@ def test_results_without_a_common_experiment_are_refused(tmp_path):
         compare([ONE], RESULTS, tmp_path)
 
 
+@pytest.mark.rarely
 def test_the_program_says_fail_with_exit_code_1(tmp_path):
     its = changed(tmp_path, "FAFED", lambda value: 2 * value)
     done = reproduce(NAME, "--compare", str(its))

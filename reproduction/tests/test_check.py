@@ -40,6 +40,7 @@ def test_the_manifest_has_every_file_of_numbers_as_it_is(tmp_path):
     assert [row[-1] for row in of_manifest(tmp_path)] == [False, False]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(("paper", "method"), METHODS)
 def test_a_run_again_agrees(paper, method):
     rows = on_digits(RESULTS, paper, [method])
@@ -102,6 +103,7 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(("paper", "method", "given", "instead"), MUTATIONS)
 def test_other_arithmetic_is_noticed(monkeypatch, paper, method, given, instead):
     mutate(monkeypatch, method, given, instead)

@@ -72,6 +72,7 @@ def test_a_table_is_measured_by_the_command(tmp_path, monkeypatch):
     assert "`local_sgda`" in orders.page(tmp_path, one)
 
 
+@pytest.mark.rarely
 def test_wrong_files_are_one_line(tmp_path):
     one = written(tmp_path, {"fedavg": (-0.4, -0.5)})
     path = orders.file_of(tmp_path, one)

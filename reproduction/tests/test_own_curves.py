@@ -63,6 +63,7 @@ def test_no_file_says_that_the_momentum_paper_leaves_the_curve_open():
     assert not [one for one in said if "does not say by which" in one or "which is our choice" in one]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(
     ("paper", "key", "states", "verdict"),
     [

@@ -110,6 +110,7 @@ def test_every_set_of_places_is_as_likely_as_any_other(number):
     assert sum((times - expected) ** 2 / expected for times in found.values()) < 28  # of 9 degrees of freedom: 1e-3
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("codec", [Half(), RandomK(fraction=0.5)], ids=["half", "random_k"])
 @pytest.mark.parametrize("name", ["SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "CODASCA", "Scaffnew", "FedDyn"])
 def test_control_variates_take_note_of_what_is_read(name, codec):

@@ -58,6 +58,7 @@ def drawn(number, dim, dtype, low, seed=0):
     return torch.from_numpy(values * (draw.random((number, dim)) > 0.01)).to(dtype)
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("largest", [1.0, 2.0**-130, 1e30])
 def test_means_of_a_million_float32_vectors_are_the_exact_ones_but_for_a_rounding(largest):
     weights = [1.0, 3.0, 0.5, 250.0]

@@ -45,6 +45,7 @@ def test_centred_clipping_shortens_moves_from_the_start_of_the_round(radius):
     assert np.allclose(found, start + shortened.mean(0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.rarely
 def test_two_liars_of_seven_do_not_move_the_optimum_far():
     """FAFED exchanges a mean of squares, too, which stays >= 0."""
 

@@ -234,6 +234,7 @@ def test_one_client_alone_is_refused_with_the_rules_own_reason():
         end(fedmpi.algorithms.CELSGD(), aggregation=Median())
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("name", ["FAFED", "LocalAMSGrad", "FAFedZO"])
 def test_random_k_sends_the_start_whole(name):
     """Steps divided by the root of the zeros in v grew without limit."""
@@ -250,6 +251,7 @@ def test_random_k_sends_the_start_whole(name):
     assert (start["v"][0] > 0).all() and abs(trace[-1]["rows"]["x"]).max() < 3
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(("first", "number"), [(1, 6), (4, 6), (1, 0)])
 def test_ranks_that_write_other_numbers_of_words_end_in_one_line(first, number, tmp_path):
     ended = start(2, PROGRAMS / "uneven_codec.py", tmp_path, first, number)

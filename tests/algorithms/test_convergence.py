@@ -82,6 +82,7 @@ FREE_OF_DRIFT = {
 }
 
 
+@pytest.mark.rarely("fedmpi", "tests/algorithms")
 @pytest.mark.parametrize("algorithm", FREE_OF_DRIFT.values(), ids=FREE_OF_DRIFT)
 def test_methods_free_of_client_drift_reach_the_minimum(algorithm):
     assert distance(algorithm) < 1e-8

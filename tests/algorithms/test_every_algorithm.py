@@ -328,6 +328,7 @@ def assert_same(trace, twin):
             )
 
 
+@pytest.mark.rarely("fedmpi", "tests/algorithms")
 @pytest.mark.parametrize("setup", [FULL, PARTIAL, LONGER, ALONE], ids=["full", "partial", "longer", "alone"])
 @EVERY_CASE
 def test_trace_equals_the_reference(cls, settings, setup):
@@ -605,6 +606,7 @@ def run_one_client_per_rank(algorithm, setup, **options):
     return seen
 
 
+@pytest.mark.rarely("fedmpi", "tests/algorithms")
 @pytest.mark.parametrize("setup", [FULL, PARTIAL], ids=["full", "partial"])
 @EVERY_CASE
 def test_placing_clients_on_ranks_changes_nothing_and_ranks_agree(cls, settings, setup):
@@ -682,6 +684,7 @@ def new_vectors_in_round_2(algorithm, num_clients, dim, **layout):
     return big.found
 
 
+@pytest.mark.rarely("fedmpi", "tests/algorithms")
 @pytest.mark.parametrize("num_clients", [1, 3])
 @pytest.mark.parametrize(
     "algorithm",

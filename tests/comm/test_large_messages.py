@@ -6,6 +6,7 @@ from helpers import PROGRAMS, start
 GIB = 1 << 30
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_many_calls_make_one_message(any_mpi, ranks):
     """The limits of a call are set so low that every message needs many."""

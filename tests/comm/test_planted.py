@@ -35,6 +35,7 @@ def check(ranks, out, planting, *cases, mpi="default"):
     return {line["case"]: line["errors"] > 0 for line in lines}
 
 
+@pytest.mark.rarely
 def test_no_name_leaves_its_silo(tmp_path):
     ended = check(2, tmp_path, "1", *FEW)
     assert ended == dict(zip(FEW, (False, False, True, True, False, True, False, False)))

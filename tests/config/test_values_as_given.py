@@ -74,6 +74,7 @@ def repeated(config, folder):
     return again, resolve(read_layers([]), resumed, Config).model_settings
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("value", [*TEXTS, *OTHERS], ids=repr)
 def test_a_value_arrives_as_it_is_and_the_record_gives_it_back(own, tmp_path, value):
     names = ("gate", "word", "either") if isinstance(value, str) else ("gate",)

@@ -247,6 +247,7 @@ def test_corrupt_chunks_are_noticed(tmp_path):
         load(path)
 
 
+@pytest.mark.rarely
 @given(flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=30))
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_flipped_bytes(tmp_path, flips):

@@ -116,6 +116,7 @@ def plainly_augmented(image, padding, shift, mirrored):
     return padded[y : y + image.shape[0], x : x + image.shape[1]]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3)])
 @pytest.mark.parametrize(("padding", "flip"), [(2, True), (2, False), (0, True), (5, False)])
 def test_augmented_images_are_crops_and_mirror_images(shape, padding, flip):
@@ -318,6 +319,7 @@ def test_the_split_is_saved_with_the_run(tmp_path):
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1438))
 
 
+@pytest.mark.rarely
 def test_training_loads_no_reader_of_other_formats(tmp_path):
     program = f"""
 import sys

@@ -127,6 +127,7 @@ def test_the_update_written_out(tmp_path):
         torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("partition", ["iid", "classes --partition.per_client 4"])
 def test_the_number_of_ranks_does_not_matter(tmp_path, partition):
     words = WORDS.replace("iid", partition) + " --rounds 3 --aggregation reproducible --holdout 0.2"

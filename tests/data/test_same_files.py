@@ -27,6 +27,7 @@ CASES |= {f"own {kind}, by pattern": KEEPS for kind in KINDS}
 CASES |= {"own text, by pattern": KEEPS}  # no word is in two silos
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(("ranks", "clients_per_rank"), [(2, 1), (3, 2)])
 def test_files_that_differ_never_leave_their_rank(tmp_path, ranks, clients_per_rank):
     ended = start(ranks, PROGRAMS / "watches_data.py", tmp_path, clients_per_rank)

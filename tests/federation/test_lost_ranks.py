@@ -110,6 +110,7 @@ def end_of(federation):
     return {name: value for name, value in state.items() if not name.endswith("num_gradients")}
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("participation", ["all", "two", "one"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_at_any_point_of_a_round(name, participation):

@@ -194,6 +194,7 @@ class Rounded(Stage):
             row.mul_(1024).round_().div_(1024)
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("stage", [NormBound(bound=0.5), Rounded()])
 @pytest.mark.parametrize("c0", ["zero", "gradient"])
 @pytest.mark.parametrize("name", ["SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "CODASCA"])

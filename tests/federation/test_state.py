@@ -78,6 +78,7 @@ def check_stops(make, rounds=ROUNDS, between=lambda federation: None):
         check_same(other.state(), states[-1])
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("num_clients", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_algorithm_goes_on_with_the_same_bits(name, num_clients):
@@ -248,6 +249,7 @@ TASK_NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("name", TASK_NAMES)
 def test_every_task_goes_on_with_the_same_bits(files, name):
     folder, tasks = files

@@ -60,6 +60,7 @@ def looks_in_a_round(monkeypatch, name, clients, steps, *words):
     return +looks.found
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("name", known(fedmpi.algorithms, Algorithm))
 def test_a_round_looks_once_in_an_exchange(monkeypatch, name):
     monkeypatch.setattr(fedmpi.federation.rounds, "Losses", lambda on_gpu, weights: Losses(True, weights))
@@ -68,6 +69,7 @@ def test_a_round_looks_once_in_an_exchange(monkeypatch, name):
     assert few.keys() == {"tolist"} and few["tolist"] <= 4  # losses and rows, in at most two exchanges
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(
     "words",
     [

@@ -34,6 +34,7 @@ def mpirun(*words, mpi="default", **variables):
     return execute([SCRIPT, *words], env=environment(mpi, variables))
 
 
+@pytest.mark.rarely
 def test_a_signal_to_the_script_stops_the_run_in_order(tmp_path):
     """Open MPI's mpirun itself would kill the ranks."""
     if "openmpi" not in launchers():

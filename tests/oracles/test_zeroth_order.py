@@ -174,6 +174,7 @@ def make(kind="plain", oracle=None, dtype=torch.float32, channels_last=True, tas
     return flat, oracle.make(Client(0, buffers=buffers), objective, oracle.workspace(flat)), buffers
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("kind", ["plain", "dropout", "batch_norm", "lstm", "group_norm"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_batched_and_one_by_one_give_the_same(kind, channels_last):

@@ -57,6 +57,7 @@ def made(tmp_path_factory):
     return make
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(("ranks", "module", "check"), CASES)
 def test_on_every_rank(made, ranks, module, check):
     ended = made(ranks, module)

@@ -67,6 +67,7 @@ def ended(request, tmp_path_factory):
     return [json.loads((folder / f"found{rank}.json").read_text()) for rank in (0, 1)], job.stderr
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_one_line_names_what_differs(ended, case):
     first, last = ended[0]

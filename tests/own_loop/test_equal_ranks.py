@@ -52,6 +52,7 @@ def lines(tmp_path_factory):
     return {case: line for case, line in pairs if case in {*DIFFERENT, *MAY_DIFFER}}
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_one_line_names_what_differs(lines, case):
     assert DIFFERENT[case] in lines[case], lines[case]

@@ -40,6 +40,7 @@ ALONE = {
 }
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("how", ALONE)
 def test_a_rank_that_ends_alone_ends_the_job_with_one_line(how):
     ended, lines = run(how)

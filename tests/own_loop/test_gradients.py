@@ -9,6 +9,7 @@ from helpers import PROGRAMS, launchers, start
 import fedmpi
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("mpi", launchers())
 def test_the_steps_are_those_of_one_process_with_all_batches(mpi):
     ended = start(3, PROGRAMS / "gradients_of_ranks.py", mpi=mpi)

@@ -289,6 +289,7 @@ def dicom(pydicom, side, syntax=None):
     return written.getvalue()
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(
     ("name", "write"),
     [

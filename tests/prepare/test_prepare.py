@@ -793,6 +793,7 @@ def test_official_files_where_torchvision_keeps_them(tmp_path, capsys, mark):
     np.testing.assert_array_equal(HDF5Source(tmp_path / "fashion_mnist.h5").labels["train"], LABELS)
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("size", ["4k", "16k", "24k"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, size):
     """HDF5 crashed when it closed a file that could not be written."""

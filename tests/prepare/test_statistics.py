@@ -48,6 +48,7 @@ def write(folder, frames):
     return str(folder / "silo_{client}.csv")
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_they_are_pandas_on_all_files(tmp_path, ranks):
     frames = tables()

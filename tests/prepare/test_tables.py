@@ -110,6 +110,7 @@ def test_parquet_is_read_like_csv(tmp_path):
         reader(tmp_path / "bad.parquet", ReaderOptions())
 
 
+@pytest.mark.rarely
 def test_silos_with_tables_of_their_own_train_together_only_with_the_same_columns(tmp_path, capsys):
     draw = np.random.default_rng(0)
     for silo, name in enumerate(("Aachen", "Bonn")):

@@ -132,6 +132,7 @@ def test_an_owner_that_was_suspended_looks_again_before_it_writes(tmp_path):
     first.release()
 
 
+@pytest.mark.rarely
 @pytest.mark.alone
 def test_a_forked_child_does_not_hold_it(tmp_path):
     first = RunLock(tmp_path)
@@ -166,6 +167,7 @@ def _take(folder, barrier, results):
     os._exit(0)
 
 
+@pytest.mark.rarely
 @pytest.mark.alone
 def test_of_many_processes_that_take_a_dead_owners_lock_one_gets_it(tmp_path, file_system):
     dead = {"host": "node2", "boot": "", "pid": 1, "token": "x", "count": 1}

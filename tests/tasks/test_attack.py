@@ -252,6 +252,7 @@ def test_wrong_classifiers_are_one_line_each(classifier, tmp_path):
         loading(folder).synchronise(SoloLink())
 
 
+@pytest.mark.rarely
 def test_an_attack_under_mpirun(classifier, tmp_path):
     """Two ranks, more clients than ranks: the objective falls, images are mistaken, a figure is drawn."""
     settings = ["--task", "attack", "--task.classifier", classifier, "--algorithm", "fafedzo", "--clients", 5]

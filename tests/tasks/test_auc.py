@@ -338,6 +338,7 @@ def test_the_network_must_have_one_output():
         task.try_out(module.double(), 0)
 
 
+@pytest.mark.rarely
 def test_training_reports_the_auc_of_the_whole_test_set(tmp_path):
     """FMGDA and, without new code, FAFED on the AUC task; the metric against scikit-learn on the saved model."""
     for algorithm in ("fmgda", "fafed"):

@@ -75,6 +75,7 @@ def test_several_labels_are_measured_as_written_here(tmp_path):
     assert run.final["exact_matches"] == pytest.approx((found == right).all(1).mean(), rel=1e-6)
 
 
+@pytest.mark.rarely
 def test_a_regression_goes_on_to_the_same_bits_on_two_ranks(tmp_path):
     done = start(2, "-m", "resumed_regression", tmp_path)
     assert done.stdout.splitlines().count("True True 6") == 6, done.stdout + done.stderr

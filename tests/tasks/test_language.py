@@ -76,6 +76,7 @@ def test_silo_texts_are_the_clients_parts(tmp_path):
     assert ended.returncode == 2 and "client 1 has 1 words: too few" in ended.stderr
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_words_of_a_single_silo_are_unknown(tmp_path, ranks):
     """Names of patients stay in their silo: no file of the run has them, unless the user asks for it."""
@@ -190,6 +191,7 @@ def small_lstm(loaded, dropout=0.0):
     return LSTM(loaded.num_classes, hidden=6, dropout=dropout).double()
 
 
+@pytest.mark.rarely
 def test_training_is_truncated_back_propagation(tmp_path):
     """Two passes and a bit, step by step, against a plain loop with torch alone."""
     loaded = load(write(tmp_path / "text.h5", story()), bptt=5)

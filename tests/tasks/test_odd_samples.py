@@ -32,6 +32,7 @@ def line_of(tmp_path, how, where, *settings):
     return ended.returncode, lines
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(
     ("how", "where", "workers", "message"),
     [

@@ -153,6 +153,7 @@ KINDS = {
 }
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("share", [0.5, 0.01])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", [40, 5000, 50_000])

@@ -33,6 +33,7 @@ def lines_of(capfd):
     return [line for line in capfd.readouterr().err.splitlines() if line.startswith("fedmpi: ")]
 
 
+@pytest.mark.rarely
 def test_labels_that_cross_and_classes_without_tests(tmp_path):
     data = write_silos(tmp_path, [([20, 20, 20], [9, 4, 0]), ([20, 20, 20], [5, 6, 7])])
     words = ("--data", data, "--rounds", 1, "--algorithm", "fedavg", "--name", "run")

@@ -97,7 +97,7 @@ def check_resumes(monkeypatch, out, settings):
     assert outcome(out / "parts") == outcome(out / "whole")
 
 
-@pytest.mark.always
+@pytest.mark.rarely
 @pytest.mark.parametrize("name", known(fedmpi.algorithms, Algorithm))
 def test_every_algorithm_resumes_to_the_same_bits(tmp_path, monkeypatch, name):
     task = "saddle_quadratic" if name in ("coda", "codasca") else "classification"

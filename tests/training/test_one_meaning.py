@@ -52,6 +52,7 @@ def numbers_in(text):
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
+@pytest.mark.rarely
 def test_all_say_the_same(made):
     folder, printed = made
     record = of_result(folder)

@@ -19,6 +19,7 @@ def model(folder):
     return {name: value.numpy().tobytes() for name, value in load_file(folder / "model.safetensors").items()}
 
 
+@pytest.mark.rarely
 def test_runs_go_on_with_the_same_bits_on_other_ranks(tmp_path):
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(CHOSEN))
     words = ("--config", tmp_path / "own.yaml", "--clients", 6, "--local-steps", 3, "--threads", 1)

@@ -48,6 +48,7 @@ def models(folder):
     return [safetensors.torch.load_file(folder / "models" / f"client_{client}.safetensors") for client in range(3)]
 
 
+@pytest.mark.rarely
 def test_private_layers_differ_between_clients_and_the_others_are_the_averaged_model(start, capsys):
     folder = start(2, "personal", *PERSONAL, "--rounds", 3)
     shared, own = safetensors.torch.load_file(folder / "model.safetensors"), models(folder)

@@ -40,6 +40,7 @@ def hospitals(tmp_path_factory):
     return folder
 
 
+@pytest.mark.rarely
 def test_a_silo_has_the_test_rows_of_its_own_group_and_its_name(hospitals):
     num_tests = 0
     for client, name in enumerate(HOSPITALS):

@@ -31,6 +31,7 @@ WORDS = (
 WORDS += ("--algorithm", "fedavg", "--threads", 1, "--eval_every", 4)
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_part_trains_as_the_user_set_it_and_nothing_of_his_objects_changes(ranks, tmp_path):
     ended = start(ranks, PROGRAMS / "spy.py", tmp_path)

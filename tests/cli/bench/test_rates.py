@@ -33,6 +33,7 @@ def slopes(line, replaced=None, **settings):
 LINES = {line.key: line for line in rates.lines(quick=True)}
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("key", LINES)
 def test_orders_agree_on_other_seeds(key):
     of_all, of_half = slopes(LINES[key])

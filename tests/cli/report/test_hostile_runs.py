@@ -51,6 +51,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.rarely
 def test_hostile_folders_cost_at_most_themselves(tmp_path):
     write(tmp_path / "runs" / "good")
     for name, content in HOSTILE.items():

@@ -111,6 +111,7 @@ class Page(html.parser.HTMLParser):
             self.rows[-1][-1] += text
 
 
+@pytest.mark.rarely
 def test_the_page_holds_everything_and_needs_nothing(made):
     text = (made[0] / "page.html").read_text()
     page = Page(text)

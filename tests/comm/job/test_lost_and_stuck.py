@@ -14,6 +14,7 @@ from helpers import launch_words, train, wait_for
 from fedmpi.ground.files.run_files import find_checkpoints, is_complete
 
 
+@pytest.mark.rarely
 def test_a_stopped_rank_is_named_and_the_job_ends(tmp_path, any_mpi):
     stuck = ("--model", "faulty.Faulty", "--model.kind", "stop", "--timeout", 5)
     ended = train(3, tmp_path, "--clients", 6, "--rounds", 50, *stuck, mpi=any_mpi)

@@ -33,6 +33,7 @@ def shell(command, **options):
     return execute(["bash", "-c", f"set -o pipefail; {command}"], cwd=ROOT, **options)
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("launcher", ["", "mpirun -np 2 "])
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, launcher):
     ended = shell(f"{launcher}{JOB} --out {tmp_path} --name it 2>&1 | head -1")

@@ -62,6 +62,7 @@ def planned(tmp_path, absent, *settings):
     return found(tmp_path / "plan")[:2]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(
     ("ranks", "deaths", "absent", "settings"),
     [

@@ -37,6 +37,7 @@ PAPERS = [
 ]
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_preset_starts_and_runs_two_rounds(tmp_path, paper):
     """On small stand-ins of the data sets, a paper's presets in one process."""

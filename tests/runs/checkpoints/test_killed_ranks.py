@@ -48,6 +48,7 @@ def kill(out, ranks, words, draw):
     return bool(find_within(out / "it"))
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(("number", "words"), [*enumerate(METHODS)])
 def test_killed_ranks_lose_no_bit(tmp_path, number, words):
     ranks, words, draw = 3 + number % 2, f"--algorithm {words}", random.Random(number)

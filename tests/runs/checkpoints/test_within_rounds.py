@@ -65,6 +65,7 @@ def check_kills(folder, number, words):
     assert f"{number} kills, {number} with states within a round, all runs equal" in ended.stdout
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize(
     "words",
     [

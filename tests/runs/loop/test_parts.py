@@ -12,6 +12,7 @@ from fedmpi import UserError
 from fedmpi.runs.loop.part import Part, check_parts
 
 
+@pytest.mark.rarely
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_parts_that_a_program_adds(ranks, tmp_path):
     done = start(ranks, PROGRAMS / "own_parts.py", tmp_path)
