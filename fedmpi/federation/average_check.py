@@ -19,9 +19,11 @@ def check_average(federation: Parts, names: tuple[str, ...]) -> None:
         Diverged: on every rank, with the row. UserError: on every rank, if their values differ.
     """
     aggregation, link = federation.aggregation, federation.link
+    if aggregation.keeps_finite:
+        return
     rows, numbers = federation.store.averaged_rows(), federation.server.numbers
     rows = {f"row {name}": rows[name] for name in names} | ({"the numbers": numbers} if len(numbers) else {})
-    if aggregation.keeps_finite or not rows:
+    if not rows:
         return
     when = when_in(federation.server.round_index)
     bad = [name for name, row in rows.items() if not _is_finite(row)]

@@ -35,10 +35,14 @@ class Beside:
             self._work = self._block = aggregation.block
         self.most_numbers = 0 if aggregation is None else aggregation.layout.dim * len(aggregation.layout.rows)
         self.work, self.wide = self._work[self.most_numbers :], self._block[self.most_numbers :]
+        self._averaged = (-1, -1)
         self.begin_exchange(0, 0)
 
     def begin_exchange(self, count: int, num_wide: int) -> None:
         """Whether the next exchange averages anything: `count` numbers, and as many elements of the buffers."""
+        if (count, num_wide) == self._averaged:
+            return  # the same views
+        self._averaged = count, num_wide
         self.region = slice(self.most_numbers - count, self.most_numbers + num_wide)
         numbers = slice(self.region.start, self.most_numbers)
         self.numbers, self.averages = self._work[numbers], self._block[numbers]

@@ -132,7 +132,7 @@ class RowStore:
         self.beside.begin_turn()
         averaged = set(self.layout.rows).difference(skipped) if self._is_first else self._done
         if not self._is_shared:
-            for name, row in zip(self.skipping, self._skipped if is_new else ()):
+            for name, row in zip(self.skipping, self._skipped) if self.skipping and is_new else ():
                 if name in averaged:
                     self.work[self.layout.place_of((name,))].copy_(row)
             return
