@@ -1,12 +1,13 @@
 """The benchmark's part about loops of the user's own."""
 
 import json
+import re
 
 import pytest
 from helpers import start
 
 
-@pytest.mark.slow
+@pytest.mark.rarely("fedmpi/cli/bench", "fedmpi/own_loop")
 def test_the_part_measures_both_against_a_loop_by_hand(tmp_path):
     out = tmp_path / "times.json"
     ended = start(2, "-m", "fedmpi", "bench", "own_loop", "--quick", "--seconds", 0.1, "--json", out)
@@ -15,3 +16,5 @@ def test_the_part_measures_both_against_a_loop_by_hand(tmp_path):
     for workload in ("cnn", "mlp"):
         for name in ("average", "join"):
             assert f"own_loop/{workload}/{name} to by hand" in results
+        of_loop = r" +[\d.]+ \([\d.]+-[\d.]+\)"  # the median and its range
+        assert re.search(rf"^ *{workload}{3 * of_loop} +1\.03$", ended.stdout, re.MULTILINE), ended.stdout
