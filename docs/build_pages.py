@@ -18,6 +18,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fedmpi.aggregation import stages  # noqa: E402
+from fedmpi.aggregation.stages.base import Stage  # noqa: E402
+from fedmpi.algorithms.schedules import Scheduled  # noqa: E402
 from fedmpi.cli.train import Arguments  # noqa: E402
 from fedmpi.config.build import CHOICES  # noqa: E402
 from fedmpi.config.help import FLAG_HELP, declared_settings, type_name  # noqa: E402
@@ -37,6 +40,8 @@ PARTS = {
     "tables": ("data", "Tables", "Tables that stay in their silos", "Tables: one CSV file per hospital"),
     "new_algorithm": ("algorithms", "Write an algorithm", "Numbers, and rows that skip rounds", "Add an algorithm"),
     "use_model": ("python", "The trained model", "Predictions", "Use the trained model"),
+    "stopping": ("python", "Ending early", "Which data evaluations use", "Stop early, keep the best model"),
+    "metrics": ("reports", "Metrics and averages", "Metrics and averages", "Metrics and class weights"),
 }
 # What a program may use, as a reader needs it: heading -> names and where each is defined.
 API = {
@@ -140,7 +145,8 @@ def _cut(pages):
         moved[whole, _anchor(first)] = f"{part}.md"
         whole_title = re.search(r"^# (.+)$", before, re.MULTILINE)[1]
         pages[whole] = f"{before}**[{title}]({part}.md)** has a page of its own.\n\n{after}"
-        head = f"# {title}\n\nThis page continues [{whole_title}]({whole}.md): its commands may use files from there.\n"
+        files = ": its commands may use files from there" if "```" in body else ""
+        head = f"# {title}\n\nThis page continues [{whole_title}]({whole}.md){files}.\n\n"
         pages[part] = f"{head}{body if first == last else begin + body}"
     for name, text in pages.items():
         pages[name] = re.sub(r"\]\((?:(\w+)\.md)?#([\w-]+)\)", functools.partial(_moved, name, moved), text)
@@ -200,19 +206,41 @@ def settings_page():
     for group, choice in CHOICES.items():
         default = f"; the default is `{choice.default}`" if choice.default else ""
         parts.append(f"## {group.capitalize()}\n\nChosen by `--{group} NAME`{default}.")
+        schedule = _table_of(Scheduled, group, of_run) if group == "algorithm" else []
+        if schedule:
+            parts += [
+                "### Schedule of the step size (learning rate)",
+                "Every algorithm has these settings.",
+                table(schedule),
+            ]
         for name, cls in known(choice.package, choice.base).items():
-            what = (cls.__doc__ or "").strip().split("\n")[0]
-            settings = [one for key, one in declared_settings(RunSettings, {group: cls}).items() if key not in of_run]
-            parts += [f"### {group} {name}", what.replace("|", "\\|"), table(settings)]
+            # Dataclasses that differ in nothing are equal: what is in the schedule with another default stays.
+            parts += _section(
+                f"{group} {name}", cls, [one for one in _table_of(cls, group, of_run) if one not in schedule]
+            )
+        if group == "aggregation":
+            parts.append("## Stages\n\nChosen by `--stages NAME,NAME`; by default there are none.")
+            for name, cls in known(stages, Stage).items():
+                parts += _section(f"stage {name}", cls, _table_of(cls, f"stages.{name}", of_run))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table_of(cls, group, of_run):
+    """The settings of a class that can be chosen for `group`, without those of a run."""
+    return [one for key, one in declared_settings(RunSettings, {group: cls}).items() if key not in of_run]
+
+
+def _section(title, cls, settings):
+    """Heading, first line of the docstring, and settings of a class."""
+    return [f"### {title}", (cls.__doc__ or "").strip().split("\n")[0].replace("|", "\\|"), table(settings)]
 
 
 def table(settings, types=None):
     """A table of `Declared` settings in Markdown; "" if there are none."""
     lines = []
     for one in settings:
-        default = "" if one.default is None else f"`{one.default}`"
         kind = (types or {}).get(one.key) or type_name(one.type)
+        default = f"`{one.default}`" if one.default is not None else "none" if "None" in type_name(one.type) else ""
         lines.append(f"| `{one.key}` | {escaped(kind)} | {default} | {escaped(one.help)} |")
     return "\n".join(["| setting | type | default | meaning |", "| --- | --- | --- | --- |", *lines]) if lines else ""
 
