@@ -118,6 +118,7 @@ def all_pages():
 def _links(text):
     """Links between files of the repository as links between pages."""
     text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
+    text = re.sub(r"\]\(\.\./(CONTRIBUTING|SECURITY|CHANGELOG)\.md", r"](\1.md", text)
     text = re.sub(r'(src|href|srcset)="docs/', r'\1="', text)
     return re.sub(r"\]\((?:\.\./)?reproduction/(?:README|results/[\w/]+)\.md", "](reproduction.md", text)
 
